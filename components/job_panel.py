@@ -1,0 +1,85 @@
+"""A job as a person sees it: waiting, running, cancelled, failed; and the result when there is one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import streamlit as st
+
+from backend.engine import Request
+from backend.errors import AppError, Busy, PromptTooLong
+from backend.jobs import Ticket
+from components.page import engine, session_id, show_error
+
+Start = Literal["auto", "ask"]
+
+
+def job_panel(slot: str, request: Request, *, start: bool = True) -> Any:
+    """Return the request's result, or draw where its job stands and return None.
+
+    Args:
+        slot: Name of the panel; a panel holds one job, and a new request cancels the earlier one.
+        request: What to compute.
+        start: Whether to submit the request if nobody did. An answer that exists already is returned in any case.
+    """
+    found = engine().peek(request)
+    if found is not None:
+        return found
+    owner = (session_id(), slot)
+    ticket = engine().ticket_for(owner, request)
+    if ticket is None:
+        if not start:
+            return None
+        try:
+            ticket = engine().submit(owner, request)
+        except Busy as busy:
+            show_error(busy)
+            if st.button("Try again", key=f"{slot}_retry"):
+                st.rerun()
+            return None
+    if ticket.state == "done":
+        return ticket.result
+    _watch(slot, ticket)
+    return None
+
+
+def _watch(slot: str, ticket: Ticket) -> None:
+    was_active = ticket.active  # fixed for this run of the page: decides whether the fragment polls
+
+    @st.fragment(run_every=0.25 if was_active else None)
+    def panel() -> None:
+        if ticket.active:
+            done, total = ticket.progress
+            with st.container(horizontal=True, vertical_alignment="center"):
+                st.progress(min(done / total, 1.0), text=_status(ticket))
+                st.button("Cancel", key=f"{slot}_cancel", on_click=ticket.cancel)
+        elif was_active:
+            st.rerun()  # once: the page draws the result, or the reason why there is none
+        else:
+            _stopped(slot, ticket)
+
+    panel()
+
+
+def _status(ticket: Ticket) -> str:
+    if ticket.state == "waiting":
+        ahead = ticket.ahead
+        return "Starting" if ahead == 0 else f"Waiting: {ahead} ahead of you"
+    done, total = ticket.progress
+    steps = f" · {done} of {total}" if total > 1 else ""
+    return f"{ticket.stage or 'Starting'}{steps} · {ticket.seconds:.0f} s"
+
+
+def _stopped(slot: str, ticket: Ticket) -> None:
+    error = ticket.error
+    if ticket.state == "cancelled":
+        st.text("Cancelled. Nothing was lost; run it again when you like.")
+    elif error is not None:
+        show_error(error)
+        if isinstance(error, PromptTooLong):
+            st.session_state[f"{slot}_too_long"] = (error.tokens, error.limit)
+    else:
+        show_error(AppError("The job ended without a result.", "Run it again."))
+    if st.button("Run again", key=f"{slot}_again"):
+        engine().forget(ticket.owner)
+        st.rerun()  # a click in a fragment reruns only the fragment

@@ -1,0 +1,141 @@
+"""Where a person says what to ask: model, prompt or chat turns, and how the answer comes about."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from backend.types import EMBEDDED_MODEL, AnswerRequest, Decoding, Explanation, ModelRef, Prompt, Turn
+from components.page import engine
+
+PLAIN, CHAT = "Plain text", "Chat"
+GENERATE, GIVEN = "Let the model answer", "Explain a given answer"
+
+EXAMPLE_PROMPT = "Maria left her keys in the kitchen and her phone in the garden. Maria's phone is in the"
+
+
+def prompt_form() -> AnswerRequest | None:
+    """Draw the form; return what was last asked, or None before the first question."""
+    state = st.session_state
+    with st.container(border=True):
+        ask, settings = st.columns([5, 3], gap="medium")
+        with settings:
+            model = _model()
+            given, decoding = _answering()
+        with ask:
+            prompt = _prompt()
+        if st.button("Answer" if given is None else "Read", type="primary", icon=":material/play_arrow:", key="s_ask"):
+            state["s_asked"] = AnswerRequest(model, prompt, decoding, given)
+            state.pop("s_scene", None)
+    asked: AnswerRequest | None = state.get("s_asked")
+    return asked
+
+
+def fill_prompt_form(explanation: Explanation) -> None:
+    """Set the form to what an explanation was asked with. Call before the form is drawn."""
+    state = st.session_state
+    state["s_model"] = explanation.model.id
+    prompt = explanation.prompt
+    state["s_mode"] = CHAT if prompt.is_chat else PLAIN
+    if prompt.is_chat:
+        turns = list(prompt.turns)
+        state["s_system"] = turns.pop(0).content if turns and turns[0].role == "system" else ""
+        state["s_turn_count"] = len(turns)
+        for i, turn in enumerate(turns):
+            state[f"s_turn_{i}_role"], state[f"s_turn_{i}_text"] = turn.role, turn.content
+    else:
+        state["s_text"] = prompt.text
+    decoding = explanation.decoding
+    state["s_answering"] = GENERATE if decoding else GIVEN
+    if decoding:
+        state["s_max_new_tokens"], state["s_temperature"] = decoding.max_new_tokens, decoding.temperature
+        state["s_top_p"], state["s_seed"] = decoding.top_p, decoding.seed
+    else:
+        state["s_given"] = "".join(token.text for token in explanation.passage.answer_tokens)
+
+
+def _model() -> ModelRef:
+    known = list(dict.fromkeys([EMBEDDED_MODEL, *engine().known_models()]))
+    current = st.session_state.get("s_model")
+    if current and current not in known:
+        known.append(current)
+    name = st.selectbox(
+        "Model",
+        known,
+        key="s_model",
+        accept_new_options=True,
+        persist_state="session",
+        help="The embedded model works offline. Or type a hub id (owner/name), a local folder, or a .gguf file.",
+    )
+    with st.popover("Model settings", icon=":material/tune:"):
+        revision = st.text_input("Revision", key="s_revision", persist_state="session", help="Branch, tag or commit.")
+        device = st.selectbox("Device", ["auto", "cpu", "cuda", "mps"], key="s_device", persist_state="session")
+        dtype = st.selectbox(
+            "Number format", ["auto", "float32", "bfloat16", "float16"], key="s_dtype", persist_state="session"
+        )
+    ref = ModelRef((name or EMBEDDED_MODEL).strip(), revision.strip() or None, device or "auto", dtype or "auto")
+    info = engine().info(ref)
+    if info is not None:
+        st.caption(f"{info.architecture} on {info.device}, {info.dtype}: {info.device_reason}")
+    return ref
+
+
+def _answering() -> tuple[str | None, Decoding]:
+    mode = st.segmented_control(
+        "The answer", [GENERATE, GIVEN], default=GENERATE, key="s_answering", required=True, persist_state="session"
+    )
+    if mode == GIVEN:
+        given = st.text_area(
+            "Answer to explain",
+            key="s_given",
+            persist_state="session",
+            height=80,
+            help="Appended to the prompt as it stands: mind the leading space.",
+        )
+        return given or "", Decoding()
+    length = st.slider("Longest answer, in tokens", 1, 128, 24, key="s_max_new_tokens", persist_state="session")
+    with st.popover("Generation settings", icon=":material/casino:"):
+        temperature = st.slider(
+            "Temperature", 0.0, 2.0, 0.0, 0.1, key="s_temperature", persist_state="session", help="0 is greedy."
+        )
+        top_p = st.slider("Top p", 0.05, 1.0, 1.0, 0.05, key="s_top_p", persist_state="session")
+        seed = st.number_input("Seed", 0, 2**31 - 1, 0, key="s_seed", persist_state="session")
+    return None, Decoding(length, float(temperature), float(top_p), int(seed))
+
+
+def _prompt() -> Prompt:
+    mode = st.segmented_control(
+        "Prompt as", [PLAIN, CHAT], default=PLAIN, key="s_mode", required=True, persist_state="session"
+    )
+    if mode == PLAIN:
+        st.session_state.setdefault("s_text", EXAMPLE_PROMPT)
+        text = st.text_area("Prompt", key="s_text", height=200, persist_state="session")
+        return Prompt(text or "")
+    system = st.text_input(
+        "System message",
+        key="s_system",
+        persist_state="session",
+        placeholder="empty: the template's own default",
+    )
+    turns = [Turn("system", system)] if system else []
+    st.session_state.setdefault("s_turn_count", 1)
+    count = st.session_state["s_turn_count"]
+    for i in range(count):
+        st.session_state.setdefault(f"s_turn_{i}_role", "user" if i % 2 == 0 else "assistant")
+        who, what = st.columns([1, 4])
+        role = who.selectbox(f"Turn {i + 1}", ["user", "assistant"], key=f"s_turn_{i}_role", persist_state="session")
+        content = what.text_area(
+            "Message",
+            key=f"s_turn_{i}_text",
+            height=100,
+            persist_state="session",
+            placeholder="What do you want to know?",
+        )
+        turns.append(Turn(role or "user", content or ""))
+    with st.container(horizontal=True):
+        st.button("Add a turn", key="s_turn_add", on_click=_set_turns, args=(count + 1,), disabled=count >= 12)
+        st.button("Remove the last", key="s_turn_drop", on_click=_set_turns, args=(count - 1,), disabled=count <= 1)
+    return Prompt(turns=tuple(turns))
+
+
+def _set_turns(count: int) -> None:
+    st.session_state["s_turn_count"] = count
