@@ -18,6 +18,7 @@ from backend.engine import Engine
 from backend.errors import AppError, BadRequest
 from backend.io import bundle
 from backend.io.export import to_csv, to_html
+from backend.models.identity import downloaded
 from backend.registry import default_params, get_method, list_methods, make_params
 from backend.settings import get_settings
 from backend.types import (
@@ -75,11 +76,10 @@ def run(
 def models(json: JsonOption = None) -> None:
     """Show the device, the limits and the models that need no download."""
     from backend.models.placement import choose_placement
-    from backend.models.sources import cached_models
 
     settings = get_settings()
     placement = choose_placement(ModelRef(), settings)
-    known = [EMBEDDED_MODEL, *cached_models(settings)]
+    known = [EMBEDDED_MODEL, *downloaded(settings)]
     document: dict[str, Any] = {
         "schema_version": 1,
         "kind": "models",

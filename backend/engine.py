@@ -19,7 +19,7 @@ from backend.errors import AppError, BadFile, OutOfMemory
 from backend.io import bundle
 from backend.io.schema import SCHEMA_VERSION
 from backend.jobs import JobQueue, Owner, Progress, Ticket
-from backend.models.identity import fingerprint
+from backend.models.identity import downloaded, fingerprint
 from backend.settings import Settings, get_settings
 from backend.store import ResultStore, is_key
 from backend.types import (
@@ -199,6 +199,14 @@ class Engine:
     def loaded_models(self) -> tuple[LoadedModel, ...]:
         """Return the models in memory, most recently used first."""
         return () if self._hub is None else tuple(self._hub.loaded())
+
+    def known_models(self) -> tuple[str, ...]:
+        """Return the ids of downloaded models; they load without the hub."""
+        return downloaded(self.settings)
+
+    def last_model(self) -> ModelInfo | None:
+        """Return the model that was loaded last by this process."""
+        return next(reversed(self._infos.values()), None)
 
     def info(self, ref: ModelRef) -> ModelInfo | None:
         """Return what is known of a model that this process has loaded before."""

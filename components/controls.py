@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 import streamlit as st
@@ -51,3 +52,8 @@ def fill_controls(method: Method, prefix: str, params: Mapping[str, Scalar]) -> 
     for field in dataclasses.fields(method.params):
         if field.name in params:
             st.session_state[f"{prefix}_{method.name}_{field.name}"] = params[field.name]
+
+
+def plain_label(text: str) -> str:
+    """Escape text for a widget label, which Streamlit would read as Markdown."""
+    return re.sub(r"([\\`*_{}\[\]()<>#+\-.!|$:~])", r"\\\1", text)

@@ -17,7 +17,7 @@ from backend.types import (
     TargetToken,
     visible,
 )
-from components.controls import fill_controls, method_controls
+from components.controls import fill_controls, method_controls, plain_label
 
 MOST_METHODS = 4
 LEVELS: tuple[Level, ...] = ("token", "word", "sentence")
@@ -29,7 +29,7 @@ OBJECTIVES: dict[Objective, str] = {
 
 
 def explain_form(
-    asked: AnswerRequest, answer_ids: tuple[int, ...], span: tuple[int, int], target: TargetToken
+    asked: AnswerRequest, answer_ids: tuple[int, ...], span: tuple[int, int], target: TargetToken | None
 ) -> SaliencyRequest | None:
     """Draw the controls; return the request they describe, or None while no method is chosen.
 
@@ -37,7 +37,7 @@ def explain_form(
         asked: Model, prompt and decoding that the answer came from.
         answer_ids: Ids of the whole answer.
         span: Chosen half-open span of answer tokens.
-        target: First chosen token; its runner-up is offered as a foil.
+        target: First chosen token, if its statistics are known; its runner-up is offered as a foil.
     """
     known = {method.name: method for method in list_methods()}
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
@@ -69,13 +69,14 @@ def explain_form(
             help="Explains why the answer is the target and not this text. Mind the leading space.",
             width=320,
         )
-        st.button(
-            f"Use the runner-up “{visible(target.runner_up_text)}”",
-            key="s_foil_runner_up",
-            on_click=_use_foil,
-            args=(target.runner_up_text,),
-            help=f"The model's next choice, p = {target.runner_up_probability:.3f}",
-        )
+        if target is not None:
+            st.button(
+                f"Use the runner-up “{plain_label(visible(target.runner_up_text))}”",
+                key="s_foil_runner_up",
+                on_click=_use_foil,
+                args=(target.runner_up_text,),
+                help=f"The model's next choice, p = {target.runner_up_probability:.3f}",
+            )
         with st.popover("Method settings", icon=":material/tune:"):
             objective = st.selectbox(
                 "What is explained",

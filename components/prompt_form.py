@@ -13,8 +13,8 @@ GENERATE, GIVEN = "Let the model answer", "Explain a given answer"
 EXAMPLE_PROMPT = "Maria left her keys in the kitchen and her phone in the garden. Maria's phone is in the"
 
 
-def prompt_form() -> AnswerRequest | None:
-    """Draw the form; return what was last asked, or None before the first question."""
+def prompt_form() -> tuple[AnswerRequest | None, bool]:
+    """Draw the form; return what was last asked (None before the first question), and whether it was asked just now."""
     state = st.session_state
     with st.container(border=True):
         ask, settings = st.columns([5, 3], gap="medium")
@@ -23,11 +23,13 @@ def prompt_form() -> AnswerRequest | None:
             given, decoding = _answering()
         with ask:
             prompt = _prompt()
-        if st.button("Answer" if given is None else "Read", type="primary", icon=":material/play_arrow:", key="s_ask"):
+        anew = st.button(
+            "Answer" if given is None else "Read", type="primary", icon=":material/play_arrow:", key="s_ask"
+        )
+        if anew:
             state["s_asked"] = AnswerRequest(model, prompt, decoding, given)
-            state.pop("s_scene", None)
     asked: AnswerRequest | None = state.get("s_asked")
-    return asked
+    return asked, anew
 
 
 def fill_prompt_form(explanation: Explanation) -> None:

@@ -1,8 +1,40 @@
-"""Token saliency: which prompt tokens drove an answer?"""
+"""Token saliency: type a prompt, let a model answer, click a word of the answer, see what drove it."""
 
 import streamlit as st
 
-from components.page import bootstrap
+from backend.types import Answer, Explanation
+from components.answer_panel import answer_panel
+from components.explain_form import explain_form
+from components.job_panel import job_panel
+from components.open_result import asked_of, close_opened, open_controls, opened_result, still_as_opened
+from components.page import bootstrap, errors_shown
+from components.prompt_form import prompt_form
+from components.result_view import result_view
+from components.run_gate import run_gate
 
 bootstrap("Token saliency")
-st.title("Token saliency")
+st.title("Which tokens drove the answer?")
+open_controls()
+asked, anew = prompt_form()
+if anew:
+    close_opened()
+
+scene: Answer | Explanation | None = opened_result()
+if scene is not None:
+    asked = asked_of(scene)
+elif asked is not None:
+    scene = job_panel("answer", asked)
+
+if scene is None and asked is None:
+    st.caption("Press Answer, or open an example. Then click a word of the answer.")
+if scene is not None and asked is not None:
+    answer_ids, span, target = answer_panel(scene)
+    with errors_shown():
+        request = explain_form(asked, answer_ids, span, target)
+        explanation = None
+        if still_as_opened(request):
+            explanation = opened_result()
+        elif request is not None:
+            explanation = run_gate(request)
+        if explanation is not None:
+            result_view(explanation, request)

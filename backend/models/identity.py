@@ -32,6 +32,12 @@ def fingerprint(ref: ModelRef, settings: Settings) -> str:
     return ref.revision or ""
 
 
+def downloaded(settings: Settings) -> tuple[str, ...]:
+    """Return the hub ids whose files are in the download cache, sorted."""
+    folders = settings.cache_dir.glob("*/models--*/snapshots")
+    return tuple(sorted({folder.parent.name.removeprefix("models--").replace("--", "/", 1) for folder in folders}))
+
+
 def _listing(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:

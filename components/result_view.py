@@ -1,0 +1,188 @@
+"""An explanation as a person reads it: heat rows, numbers, matrix, trust, export."""
+
+from __future__ import annotations
+
+import streamlit as st
+from backend.io.board import build_board
+from backend.io.export import to_csv, to_html, to_python_call
+
+from backend.io import bundle
+from backend.saliency.agreement import agreement
+from backend.saliency.reading import read, segment_shares, traits_of
+from backend.saliency.units import level_rule
+from backend.types import Check, Explanation, SaliencyRequest, TokenAttribution, visible
+from components.heatmap import target_source_heatmap
+from components.open_result import remember_shown
+from components.token_strip import token_board
+
+_MARKS = {"ok": ":material/check_circle:", "warn": ":material/warning:", "fail": ":material/error:"}
+
+
+def result_view(explanation: Explanation, request: SaliencyRequest | None) -> None:
+    """Draw an explanation.
+
+    Args:
+        explanation: What to draw; needs no model.
+        request: The request that made it, for the Python call; None for an imported file.
+    """
+    for note in explanation.notes:
+        _plain("info", note)
+    for result in explanation.results:
+        if result.refusal:
+            _plain("block", f"{traits_of(result).label}: {result.refusal}")
+    shown = [result for result in explanation.results if result.scores is not None]
+    if not shown:
+        return
+    rows = tuple(range(len(explanation.targets)))
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        shared = st.toggle(
+            "One scale for all methods",
+            key="s_shared",
+            persist_state="session",
+            help="Off: each method's largest score has full color. On: the same color means the same share.",
+        )
+        outside = st.toggle("Count BOS and template in shares", value=True, key="s_outside", persist_state="session")
+        _export(explanation, request)
+    board = build_board(
+        explanation, shown, level=explanation.level, shared_scale=shared, rows=rows, count_outside=outside
+    )
+    token_board(board, key="s_board")
+    st.caption(level_rule(explanation.level))
+    tabs = ["Numbers", "Checks", "Origin"]
+    if len(explanation.targets) > 1:
+        tabs.insert(0, "Target × source")
+    for name, tab in zip(tabs, st.tabs(tabs), strict=True):
+        with tab:
+            if name == "Numbers":
+                _numbers(explanation, shown, rows, outside)
+            elif name == "Checks":
+                _checks(shown)
+            elif name == "Origin":
+                _origin(explanation)
+            else:
+                _matrix(explanation, shown)
+
+
+def _numbers(
+    explanation: Explanation, shown: list[TokenAttribution], rows: tuple[int, ...], count_outside: bool
+) -> None:
+    table = []
+    for result in shown:
+        segments = segment_shares(read(explanation, result, rows, explanation.level), count_outside=count_outside)
+        table.append(
+            {
+                "method": traits_of(result).label,
+                "seconds": round(result.seconds, 3),
+                "forward passes": result.passes.forward,
+                "backward passes": result.passes.backward,
+                "from store": "yes" if result.from_cache else "no",
+                **{f"{role} share": f"{share:.1%}" for role, share in segments.shares.items()},
+                "shares are": segments.share_name,
+            }
+        )
+    st.dataframe(table, hide_index=True)
+    pairs = agreement(explanation, shown, rows, explanation.level)
+    if not pairs:
+        st.caption("Choose a second method to see how far they agree.")
+        return
+    labels = {result.method: traits_of(result).label for result in shown}
+    st.dataframe(
+        [
+            {
+                "methods": f"{labels[pair.first]} and {labels[pair.second]}",
+                "rank correlation": "–" if pair.spearman is None else f"{pair.spearman:.2f}",
+                f"top {pair.k} in common": "–" if pair.overlap is None else f"{pair.overlap:.0%}",
+                "by chance": f"{pair.chance:.0%}",
+                "note": pair.reason or pair.basis,
+            }
+            for pair in pairs
+        ],
+        hide_index=True,
+    )
+
+
+def _checks(shown: list[TokenAttribution]) -> None:
+    for result in shown:
+        st.markdown(f"**{traits_of(result).label}**")
+        if not result.checks:
+            st.caption("This method makes no claim that could be checked.")
+        for check in result.checks:
+            _check(check)
+
+
+def _check(check: Check) -> None:
+    value = "" if check.value is None else f"{check.value:.4g}"
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.markdown(_MARKS.get(check.verdict, ":material/info:"), width="content")
+        st.text(f"{check.name.replace('_', ' ')}  {value}", width="content")
+        st.text(check.text)
+
+
+def _origin(explanation: Explanation) -> None:
+    model = explanation.model
+    st.text(
+        f"{model.id}, revision {model.revision or 'unknown'}\n"
+        f"{model.architecture}, {model.parameters:,} parameters, {model.attention} attention\n"
+        f"{model.device}, {model.dtype}: {model.device_reason}\n"
+        f"explained: {explanation.objective}, computed {explanation.created}, seed {explanation.seed}\n"
+        + ", ".join(f"{name} {version}" for name, version in explanation.versions.items())
+    )
+    for result in explanation.results:
+        st.text(f"{result.method}: " + (", ".join(f"{k}={v}" for k, v in result.params.items()) or "no parameters"))
+    with st.expander("The rendered prompt, exactly as tokenized"):
+        st.code(explanation.passage.rendered, language=None, wrap_lines=True)
+    with st.expander("Tokens and ids"):
+        tokens = [
+            {"position": i, "id": token.id, "text": visible(token.text), "role": token.role}
+            for i, token in enumerate(explanation.passage.tokens)
+        ]
+        st.dataframe(tokens, hide_index=True)
+
+
+def _matrix(explanation: Explanation, shown: list[TokenAttribution]) -> None:
+    for result in shown:
+        st.markdown(f"**{traits_of(result).label}**")
+        figure = target_source_heatmap(explanation, result, explanation.level)
+        st.plotly_chart(figure, key=f"s_matrix_{result.method}", theme=None)
+
+
+def _export(explanation: Explanation, request: SaliencyRequest | None) -> None:
+    key = remember_shown(explanation)
+    name = f"attriscope-{key[:8]}"
+    with st.popover("Export and share", icon=":material/ios_share:"):
+        st.download_button(
+            "JSON",
+            lambda: bundle.encode(explanation),
+            f"{name}.json",
+            "application/json",
+            key="s_json",
+            on_click="ignore",
+        )
+        st.download_button(
+            "CSV", lambda: to_csv(explanation), f"{name}.csv", "text/csv", key="s_csv", on_click="ignore"
+        )
+        st.download_button(
+            "Web page (HTML)",
+            lambda: to_html(explanation),
+            f"{name}.html",
+            "text/html",
+            key="s_html",
+            on_click="ignore",
+        )
+        st.caption("A picture (PNG) is made by the button in the board below.")
+        st.caption("Link to this result, valid while this server keeps it. It does not contain the prompt:")
+        st.code(f"{_address()}/saliency?run={key}", language=None, wrap_lines=True)
+        if request is not None:
+            st.caption("The same from Python:")
+            st.code(to_python_call(request), language="python")
+
+
+def _address() -> str:
+    return str(st.context.url or "").split("?")[0].removesuffix("/saliency").rstrip("/")
+
+
+def _plain(kind: str, text: str) -> None:
+    """Draw a sentence that may quote model output: as text, never as Markdown."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.markdown(f":material/{kind}:", width="content")
+        st.text(text)
