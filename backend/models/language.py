@@ -21,6 +21,7 @@ class LanguageModel:
         module: The transformers model. Whoever changes it (hooks, attention kernel) restores it in ``finally``.
         tokenizer: Its fast tokenizer.
         nbytes: Memory that the weights take.
+        notes: What a reader of any result must know about the loaded weights; usually empty.
     """
 
     ref: ModelRef
@@ -28,6 +29,7 @@ class LanguageModel:
     module: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     nbytes: int
+    notes: tuple[str, ...] = ()
 
     @property
     def device(self) -> torch.device:
