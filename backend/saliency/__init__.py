@@ -12,3 +12,13 @@ functions only. Shared parts: ``question`` (targets, foils, scalars), ``gradient
 ``ablation`` (hide, delete, replace; prefix cache), ``units`` (words, sentences), ``reading`` (shares, agreement),
 ``explain`` (runs a whole request).
 """
+
+from backend.saliency import (
+    gradient_norm,
+    input_x_gradient,
+    integrated_gradients,
+    occlusion,
+    uniform,
+)
+
+__all__ = ["gradient_norm", "input_x_gradient", "integrated_gradients", "occlusion", "uniform"]

@@ -1,0 +1,309 @@
+"""Removing tokens and reading what is left of S: the engine of all ablation methods.
+
+Three ways to remove a token:
+
+* "hide": no later query sees its keys, in any layer; positions stay. The same as deleting it while all other tokens
+  keep their positions.
+* "delete": its id is taken out and the rest moves up.
+* "replace": its embedding is exchanged for a neutral one.
+
+Everything before the first changed position is the same in all variants, so its keys and values are computed once;
+neighboring variants share a pass. A target whose predicting token was removed is read from the last token before it.
+Knows variants; knows nothing of what methods make of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from backend.errors import NotApplicable
+from backend.models.placement import is_out_of_memory
+from backend.saliency.embeddings import replaced_embedding
+from backend.saliency.grouping import group
+from backend.saliency.masks import additive, visible_keys
+from backend.saliency.passes import Mask, logits_at
+from backend.saliency.prefix import KeysValues, prefix_cache, read_prefix
+from backend.saliency.question import Question, Strand
+from backend.saliency.variants import GONE, BoolArray, Operator, Variant, make_variant
+from backend.types import Check
+
+_AT_ONCE = {"cpu": 1024, "mps": 4096, "cuda": 32768}
+"""Positions per pass beyond which a larger group no longer pays; measured with the benchmark of costs."""
+
+_OVERHEAD = {"cpu": 64, "mps": 256, "cuda": 2048}
+"""What starting a pass costs, in positions."""
+
+_LOGITS_AT_ONCE = 2**28  # logits in one pass: a gigabyte in float32
+
+_UNFIT = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError)
+"""What models raise when they do not take a mask or a cache of this form."""
+
+
+class Ablator:
+    """Scores a question with sets of its sources removed.
+
+    Attributes:
+        checks: That the set-up itself changes nothing, and how large its rounding is.
+        noise: Largest difference of S, per row, that other batches and groupings make; float64 ``(row,)``.
+        forward: Passes so far, in full-length sequences.
+    """
+
+    def __init__(self, question: Question, operator: Operator, fill: Tensor | None = None) -> None:
+        """Prepare: find a way in which this model can be ablated, and prove that it leaves the model as it is.
+
+        Args:
+            question: Rows and sources.
+            operator: How tokens are removed.
+            fill: Embedding ``(width,)`` that takes a token's place; for "replace" only.
+
+        Raises:
+            NotApplicable: If the operator does not work with this model.
+        """
+        self.question = question
+        self._runners = [_Runner(question, strand, operator, fill) for strand in question.strands]
+        self.noise = sum((runner.noise for runner in self._runners), start=np.zeros(len(question.targets)))
+        self.checks = (self._neutral_check(operator),)
+
+    @property
+    def forward(self) -> float:
+        """Passes so far, in full-length sequences."""
+        return sum(runner.forward for runner in self._runners)
+
+    def without(self, removed: BoolArray, progress: Callable[[int], None]) -> npt.NDArray[np.float64]:
+        """Return S of each row with sources removed.
+
+        Args:
+            removed: bool ``(variant, source)``.
+            progress: Called with the number of variants done, at least once per pass; may raise.
+
+        Returns:
+            float64 ``(variant, row)``; NaN where nothing is left that could predict the row's target.
+        """
+        count = len(removed)
+        total = np.zeros((count, len(self.question.targets)))
+        with torch.no_grad():
+            for number, runner in enumerate(self._runners):
+                runner.run(removed, total, partial(_advance, progress, number * count, len(self._runners)))
+        return total
+
+    def _neutral_check(self, operator: Operator) -> Check:
+        gap = max(runner.gap for runner in self._runners)
+        how = "with the beginning computed once" if self._runners[0].layers else "every variant in full"
+        return Check(
+            "neutral_ablation",
+            gap,
+            "ok",
+            f"With nothing removed, the set-up of “{operator}” ({how}) returns the model's own logits "
+            f"(largest difference {gap:.1e}).",
+        )
+
+
+def _advance(progress: Callable[[int], None], before: int, strands: int, done: int) -> None:
+    progress((before + done) // strands)
+
+
+class _Runner:
+    """One strand: how it is run, and its variants."""
+
+    def __init__(self, question: Question, strand: Strand, operator: Operator, fill: Tensor | None) -> None:
+        self.question, self.strand, self.operator, self.fill = question, strand, operator, fill
+        self.model = question.model
+        self.device = question.model.device
+        self.length = len(strand.ids)
+        self.ids = np.array(strand.ids, np.int64)
+        self.forward = 0.0
+        self.visible: Mask | None = None
+        self.layers: list[KeysValues] | None = None
+        plain = question.plain.logits[question.strands.index(strand)]
+        self.plain = plain
+        self.plain_terms = question.terms(strand, plain[None])[0]
+        self.gap, self.noise = self._choose_route()
+
+    # ------------------------------------------------------------------------------------------ which way works
+
+    def _choose_route(self) -> tuple[float, npt.NDArray[np.float64]]:
+        """Take the fastest way to run variants that reproduces the untouched model."""
+        visible = visible_keys(self.model, self.length)
+        if visible is not None:
+            layers = self._prefix() if self.length > 1 else None
+            for prefix in [layers, None] if layers else [None]:
+                self.visible, self.layers = visible, prefix
+                measured = self._neutral()
+                if measured is not None:
+                    if self.operator == "hide":
+                        self._require_hidden()
+                    return measured
+        if self.operator == "hide":
+            raise NotApplicable(
+                "Tokens cannot be hidden in this model: it does not take our attention mask, or takes it and answers "
+                "differently.",
+                "Choose the operator replace or delete.",
+            )
+        self.visible = self.layers = None
+        return self._neutral() or (0.0, np.zeros(len(self.question.targets)))
+
+    def _prefix(self) -> list[KeysValues] | None:
+        try:
+            self.forward += 1
+            return read_prefix(self.model, self.strand.ids)
+        except _UNFIT as error:
+            if is_out_of_memory(error):
+                raise
+            return None
+
+    def _neutral(self) -> tuple[float, npt.NDArray[np.float64]] | None:
+        """Run variants without any change: the largest difference of logits and, per row, of S.
+
+        Once alone and once as a pair with another cut; None if that does not return the plain logits.
+        """
+        places = self.strand.positions
+        plain = self.question.rows(self.strand, self.plain_terms[None])[0]
+        gap, noise = 0.0, np.zeros(len(self.question.targets))
+        for batch, part in ((1, 2), (2, 4)):
+            start = min(self.length // part, places[0]) if self.layers else 0
+            ids = torch.from_numpy(self.ids[start:]).to(self.device).expand(batch, -1)
+            try:
+                with torch.no_grad():
+                    logits = self._pass(ids, start, None, [p - start for p in places])
+            except _UNFIT as error:
+                if is_out_of_memory(error):
+                    raise
+                return None
+            gap = max(gap, float((logits - self.plain).abs().max()))
+            rows = self.question.rows(self.strand, self.question.terms(self.strand, logits))
+            noise = np.maximum(noise, (rows - plain).abs().amax(0).double().cpu().numpy())
+        return (gap, noise) if gap <= self.question.plain.tolerance else None
+
+    def _require_hidden(self) -> None:
+        """Exchange a hidden token for another one: if the last logits move, it was not hidden.
+
+        Layers without attention (recurrent ones, convolutions) take no notice of a mask.
+        """
+        stop = min(self.length, 12)
+        if stop < 3:
+            return
+        at = stop // 2
+        ids = torch.from_numpy(np.stack([self.ids[:stop]] * 2)).to(self.device)
+        ids[1, at] = (ids[1, at] + 1) % self.model.vocabulary_rows
+        hidden = torch.zeros((2, stop), dtype=torch.bool, device=self.device)
+        hidden[:, at] = True
+        layers, self.layers = self.layers, None
+        try:
+            with torch.no_grad():
+                logits = self._pass(ids, 0, hidden, [stop - 1])
+        finally:
+            self.layers = layers
+        if float((logits[0] - logits[1]).abs().max()) > self.question.plain.tolerance:
+            raise NotApplicable(
+                "Tokens cannot be hidden in this model: it has layers that read them without attention.",
+                "Choose the operator replace or delete.",
+            )
+
+    # ------------------------------------------------------------------------------------------ variants
+
+    def run(self, removed: BoolArray, total: npt.NDArray[np.float64], progress: Callable[[int], None]) -> None:
+        """Add this strand's part of S to ``total`` ``(variant, row)``."""
+        shared = removed[:, : self.strand.shared]
+        variants = [make_variant(index, self.strand, row, self.operator) for index, row in enumerate(shared)]
+        same = [v for v in variants if not (v.reads >= 0).any()]
+        for variant in same:
+            total[variant.index] += self._rows([variant], None, [])[0]
+        changed = sorted((v for v in variants if (v.reads >= 0).any()), key=lambda v: v.start)
+        kind = self.device.type
+        widest = max(1, _LOGITS_AT_ONCE // self.plain.numel())
+        done = len(same)
+        progress(done)
+        starts = [v.start if self.layers else 0 for v in changed]
+        for begin, end in group(
+            starts, self.length, at_once=_AT_ONCE.get(kind, 1024), overhead=_OVERHEAD.get(kind, 64)
+        ):
+            for first in range(begin, end, widest):
+                members = changed[first : min(first + widest, end)]
+                for variant, rows in zip(members, self._group(members), strict=True):
+                    total[variant.index] += rows
+                done += len(members)
+                progress(done)
+
+    def _group(self, members: list[Variant]) -> npt.NDArray[np.float64]:
+        """Run variants in one pass, in halves if memory runs out; return their rows ``(variant, row)``."""
+        try:
+            return self._together(members)
+        except (RuntimeError, MemoryError) as error:
+            if len(members) == 1 or not is_out_of_memory(error):
+                raise
+        # outside of the handler, which would keep the failed pass alive
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        half = len(members) // 2
+        return np.concatenate([self._group(members[:half]), self._group(members[half:])])
+
+    def _together(self, members: list[Variant]) -> npt.NDArray[np.float64]:
+        start = min(v.start for v in members) if self.layers else 0
+        stop = max(v.stop for v in members)
+        ids = np.full((len(members), stop - start), self.ids[-1], np.int64)  # what follows a variant is never read
+        changed = np.zeros((len(members), stop), bool)
+        for row, variant in enumerate(members):
+            tail = self.ids[variant.order[start:stop]]
+            ids[row, : len(tail)] = tail
+            flags = variant.changed[:stop]
+            changed[row, : len(flags)] = flags
+        places = sorted({int(read) for v in members for read in v.reads if read >= 0})
+        logits = self._pass(
+            torch.from_numpy(ids).to(self.device),
+            start,
+            torch.from_numpy(changed).to(self.device) if changed.any() else None,
+            [place - start for place in places],
+        )
+        if not torch.isfinite(logits).all():
+            raise NotApplicable(
+                f"With tokens removed ({self.operator}), the model returns numbers that are not finite.",
+                "Choose another operator, or load the model in float32.",
+            )
+        return self._rows(members, logits, places)
+
+    def _rows(self, members: list[Variant], logits: Tensor | None, places: list[int]) -> npt.NDArray[np.float64]:
+        """Put terms that were run and terms that nothing changed together; return rows ``(variant, row)``."""
+        reads = np.stack([v.reads for v in members])
+        terms = self.plain_terms.expand(len(members), -1).clone()
+        if logits is not None:
+            slots = torch.from_numpy(np.searchsorted(places, np.maximum(reads, places[0]))).to(logits.device)
+            found = self.question.terms(self.strand, logits, slots)
+            terms = torch.where(torch.from_numpy(reads >= 0).to(logits.device), found, terms)
+        terms[torch.from_numpy(reads == GONE).to(terms.device)] = torch.nan
+        rows: npt.NDArray[np.float64] = self.question.rows(self.strand, terms).double().cpu().numpy()
+        return rows
+
+    def _pass(self, ids: Tensor, start: int, changed: Tensor | None, positions: list[int]) -> Tensor:
+        """Run ``ids`` ``(batch, length)`` behind the first ``start`` tokens; return logits at ``positions``.
+
+        ``changed`` is bool ``(batch, start + length)``.
+        """
+        stop = start + ids.shape[1]
+        self.forward += ids.numel() / self.length
+        mask = None
+        if self.visible is not None:
+            hidden = changed if self.operator == "hide" else None
+            mask = additive(self.visible, start, stop, hidden, self.model.module.dtype)
+        exchange: AbstractContextManager[None] = nullcontext()
+        if self.operator == "replace" and changed is not None:
+            exchange = replaced_embedding(self.model, lambda output: self._filled(output, changed[:, start:]))
+        with exchange:
+            return logits_at(
+                self.model,
+                ids,
+                positions,
+                position_ids=torch.arange(start, stop, device=self.device)[None],
+                mask=mask,
+                cache=prefix_cache(self.layers, start) if self.layers else None,
+            )
+
+    def _filled(self, output: Tensor, where: Tensor) -> Tensor:
+        fill = torch.zeros_like(output[0, 0]) if self.fill is None else self.fill.to(output)
+        return torch.where(where[..., None], fill, output)
