@@ -65,14 +65,16 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_app(log: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """Start the application on a free port; stop it at the end.
+def running_app(
+    log: Path, environment: Mapping[str, str] | None = None, script: Path = ROOT / "app.py"
+) -> Iterator[Server]:
+    """Start the application, or another one, on a free port; stop it at the end.
 
     Raises:
         RuntimeError: If it does not answer within a minute.
     """
     port = free_port()
-    command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app.py"), "--server.port", str(port)]
+    command = [sys.executable, "-m", "streamlit", "run", str(script), "--server.port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - own command, no shell
             command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdout=output, stderr=output

@@ -248,6 +248,7 @@ def read(
             f"{traits.label} was measured on units of level “{explanation.level}”; they are shown as measured. "
             f"Run it again at level “{level}” to have it there.",
         )
+        unit_rule = ""  # the note says it
     last = max(explanation.targets[row].position for row in rows)
     return Reading(
         traits=traits,
