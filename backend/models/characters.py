@@ -184,6 +184,11 @@ def display_groups(pieces: Pieces, alone: Sequence[bool], borders: Sequence[int]
     return groups
 
 
+def cluster_edges(text: str) -> list[int]:
+    """Return where each user-perceived character starts, in order, and the length of the text at the end."""
+    return [match.start() for match in _GRAPHEME.finditer(text)] + [len(text)]
+
+
 def _clusters(text: str, borders: Sequence[int]) -> list[int]:
     """Return the number of the grapheme cluster of each character, counted over the whole text."""
     numbers: list[int] = []

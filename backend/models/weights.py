@@ -65,19 +65,30 @@ def _listed_files(folder: Path) -> list[Path]:
         return [folder / SINGLE]
     if not index.is_file():
         return []
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ModelUnavailable(f"The index of the weights, {INDEX}, is damaged.", _DAMAGED) from None
+    names = index_files(index)
     for name in names:
-        if Path(name).name != name:
-            raise ModelUnavailable(f"The index of the weights names a file outside the model's folder: {name!r}.")
         if not (folder / name).is_file():
             raise ModelUnavailable(
                 f"The weights are incomplete: {name} is named in {INDEX} but missing.",
                 "Download or copy the missing file.",
             )
     return [folder / name for name in names]
+
+
+def index_files(index: Path) -> list[str]:
+    """Return the names of the weight files that an index lists, sorted.
+
+    Raises:
+        ModelUnavailable: If the index is damaged or names a file outside its folder.
+    """
+    try:
+        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ModelUnavailable(f"The index of the weights, {INDEX}, is damaged.", _DAMAGED) from None
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelUnavailable(f"The index of the weights names {name!r}, which is no safetensors file beside it.")
+    return names
 
 
 def _refuse_missing(folder: Path) -> None:
