@@ -10,6 +10,29 @@ import pytest
 _KEPT = Path(__file__).parent.parent / ".cache" / "tests"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where contract tests put their models: cpu (default) or cuda")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests that compare with CUDA, unless CUDA was asked for; then a missing device is a failure."""
+    if not config.getoption("--device").startswith("cuda"):
+        items_left = [item for item in items if item.get_closest_marker("gpu") is None]
+        config.hook.pytest_deselected(items=[item for item in items if item not in items_left])
+        items[:] = items_left
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """The device of ``--device``; a clear failure where it does not exist."""
+    import torch
+
+    name = str(request.config.getoption("--device"))
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        pytest.fail("--device cuda was asked for, but this machine has no CUDA device.", pytrace=False)
+    return name
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give the whole run its own cache folder, without a hub, whatever the developer's environment says."""

@@ -2,13 +2,13 @@
 
 Three ways to remove a token:
 
-* "hide": no later query sees its keys, in any layer; positions stay. The same as deleting it while all other tokens
-  keep their positions.
-* "delete": its id is taken out and the rest moves up.
+* "hide": no later query sees its keys, in any layer; positions stay. For what comes later, the same as deleting it
+  while all other tokens keep their positions. It still sees itself, so it predicts what it predicted.
+* "delete": its id is taken out and the rest moves up. What it predicted is read from the last token before it.
 * "replace": its embedding is exchanged for a neutral one.
 
 Everything before the first changed position is the same in all variants, so its keys and values are computed once;
-neighboring variants share a pass. A target whose predicting token was removed is read from the last token before it.
+neighboring variants share a pass.
 Knows variants; knows nothing of what methods make of them.
 """
 
@@ -55,19 +55,27 @@ class Ablator:
         forward: Passes so far, in full-length sequences.
     """
 
-    def __init__(self, question: Question, operator: Operator, fill: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        question: Question,
+        operator: Operator,
+        fill: Tensor | None = None,
+        *,
+        before_pass: Callable[[], None] = lambda: None,
+    ) -> None:
         """Prepare: find a way in which this model can be ablated, and prove that it leaves the model as it is.
 
         Args:
             question: Rows and sources.
             operator: How tokens are removed.
             fill: Embedding ``(width,)`` that takes a token's place; for "replace" only.
+            before_pass: Called before each pass through the model; may raise to stop.
 
         Raises:
             NotApplicable: If the operator does not work with this model.
         """
         self.question = question
-        self._runners = [_Runner(question, strand, operator, fill) for strand in question.strands]
+        self._runners = [_Runner(question, strand, operator, fill, before_pass) for strand in question.strands]
         self.noise = sum((runner.noise for runner in self._runners), start=np.zeros(len(question.targets)))
         self.checks = (self._neutral_check(operator),)
 
@@ -112,8 +120,16 @@ def _advance(progress: Callable[[int], None], before: int, strands: int, done: i
 class _Runner:
     """One strand: how it is run, and its variants."""
 
-    def __init__(self, question: Question, strand: Strand, operator: Operator, fill: Tensor | None) -> None:
+    def __init__(
+        self,
+        question: Question,
+        strand: Strand,
+        operator: Operator,
+        fill: Tensor | None,
+        before_pass: Callable[[], None],
+    ) -> None:
         self.question, self.strand, self.operator, self.fill = question, strand, operator, fill
+        self.before_pass = before_pass
         self.model = question.model
         self.device = question.model.device
         self.length = len(strand.ids)
@@ -151,6 +167,7 @@ class _Runner:
 
     def _prefix(self) -> list[KeysValues] | None:
         try:
+            self.before_pass()
             self.forward += 1
             return read_prefix(self.model, self.strand.ids)
         except _UNFIT as error:
@@ -285,6 +302,7 @@ class _Runner:
 
         ``changed`` is bool ``(batch, start + length)``.
         """
+        self.before_pass()
         stop = start + ids.shape[1]
         self.forward += ids.numel() / self.length
         mask = None

@@ -1,4 +1,4 @@
-"""Checks of ablation methods: rounding, redundant evidence, targets whose predicting token was removed.
+"""Checks of ablation methods: rounding, redundant evidence, the token that predicts.
 
 Knows effects and how to measure one more; knows nothing of how a method chose what to remove.
 """
@@ -67,16 +67,15 @@ def redundancy(ablator: Ablator, values: npt.NDArray[np.float64], units: tuple[t
     return [Check("redundancy", joint, "ok", f"{text}.")]
 
 
-def moved_predictions(question: Question, removed: list[tuple[int, int]], operator: str) -> list[Check]:
-    """Tell where the removed unit itself would have predicted a target."""
+def predicting_units(question: Question, removed: list[tuple[int, int]], operator: str) -> list[Check]:
+    """Tell what removing the very token that predicts a target means: nothing, or a prediction from further left."""
     predicting = {target - 1 for target in question.targets}
     if operator == "replace" or not any(begin <= p < end for begin, end in removed for p in predicting):
         return []
-    return [
-        Check(
-            "prediction_moved",
-            None,
-            "info",
-            "Where the unit right before a target is removed, the target is predicted from the token before that unit.",
-        )
-    ]
+    text = (
+        "The token right before a target predicts it and cannot be hidden from itself: where only that token is "
+        "removed, its score for that target is 0 and says nothing. The operators delete and replace measure it."
+        if operator == "hide"
+        else "Where the token right before a target is deleted, the target is predicted from the token before it."
+    )
+    return [Check("predicting_token", None, "info", text)]

@@ -106,6 +106,7 @@ def run(model: LanguageModel, question: Question, params: Params, tick: Tick) ->
     moved = ~torch.from_numpy(question.is_frame).to(start.device)
     start[moved] = baseline_vector(model, params.baseline).to(start.device)
     wanted = question.plain.values - row_values(question, lambda plain: start[None, : len(plain)])[0]  # S(e) - S(b)
+    tick(0, sum(counts))
     history: list[npt.NDArray[np.float64]] = []  # residual per row at each step count
     spent = 0
     for steps in counts:

@@ -94,13 +94,21 @@ def run(model: LanguageModel, question: Question, params: Params, tick: Tick) ->
             "Only BOS and template tokens stand before the target, and they are not removed by default.",
             "Switch on the removal of BOS and template tokens.",
         )
-    tick(0, len(chosen) + 1)
+    total, done = len(chosen) + 1, 0
+
+    def progress(now: int) -> None:
+        nonlocal done
+        done = now
+        tick(done, total)
+
+    progress(0)
     operator = cast("Operator", params.operator)
-    ablator = Ablator(question, operator, baseline_vector(model, params.fill) if operator == "replace" else None)
+    fill = baseline_vector(model, params.fill) if operator == "replace" else None
+    ablator = Ablator(question, operator, fill, before_pass=lambda: tick(done, total))
     removed = np.zeros((len(chosen), question.source_count), bool)
     for variant, unit in enumerate(chosen):
         removed[variant, slice(*units[unit])] = True
-    without = ablator.without(removed, lambda done: tick(done, len(chosen) + 1))
+    without = ablator.without(removed, progress)
     values = np.full((len(question.targets), len(units)), np.nan)
     values[:, chosen] = question.plain.values[:, None] - without.T
     # where a unit is all that a target could be predicted from, nothing can be measured
@@ -110,7 +118,7 @@ def run(model: LanguageModel, question: Question, params: Params, tick: Tick) ->
         *ablator.checks,
         *ablation_checks.noise(ablator, values),
         *ablation_checks.redundancy(ablator, values, units),
-        *ablation_checks.moved_predictions(question, [units[u] for u in chosen], operator),
+        *ablation_checks.predicting_units(question, [units[u] for u in chosen], operator),
     ]
-    tick(len(chosen) + 1, len(chosen) + 1)
+    progress(total)
     return Scores(values.astype(np.float32), Passes(forward=ablator.forward), question.units, measured, tuple(found))

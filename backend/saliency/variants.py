@@ -46,8 +46,9 @@ class Variant:
 def make_variant(index: int, strand: Strand, removed: BoolArray, operator: Operator) -> Variant:
     """Describe a strand without the removed ones of its first tokens.
 
-    Hidden tokens change only what comes after them; a replaced token changes itself too; behind a deleted one all
-    tokens move up. A term whose predicting token was hidden or deleted is read from the last token left before it.
+    Hidden tokens change only what comes after them, so a hidden token still predicts the token right after it. A
+    replaced token changes itself too. Behind a deleted one all tokens move up, and a term whose predicting token was
+    deleted is read from the last token left before it.
 
     Args:
         index: Row in the result.
@@ -63,14 +64,13 @@ def make_variant(index: int, strand: Strand, removed: BoolArray, operator: Opera
     if not gone.any():
         return Variant(index, order, gone, length, np.full(len(reads), PLAIN))
     first = int(gone.argmax())
-    if operator == "replace":
-        return Variant(index, order, gone, first, np.where(reads >= first, reads, PLAIN))
+    if operator != "delete":
+        start = first + (operator == "hide")
+        return Variant(index, order, gone, start, np.where(reads >= start, reads, PLAIN))
     left = np.maximum.accumulate(np.where(gone, -1, order))  # last token that is left at or before each position
     seen = left[reads]
     moved = np.where((seen < first) & (seen == reads), PLAIN, np.where(seen < 0, GONE, seen))
     run = moved >= 0
-    start = min(first + (operator == "hide"), int(moved[run].min(initial=length)))
-    if operator == "hide":
-        return Variant(index, order, gone, start, moved)
+    start = min(first, int(moved[run].min(initial=length)))
     moved = np.where(run, (np.cumsum(~gone) - 1)[np.maximum(moved, 0)], moved)
     return Variant(index, order[~gone], np.zeros(int((~gone).sum()), bool), start, moved)
