@@ -1,7 +1,7 @@
 /* The exported page: draws the embedded boards, one for the whole span and one per target token, and switches between
    them when a target is picked. */
 
-const { boards, spans } = JSON.parse(document.getElementById("boards").textContent);
+const { boards: drawings, spans } = JSON.parse(document.getElementById("boards").textContent);
 const parentElement = document.getElementById("mount");
 
 let current = 0;
@@ -9,7 +9,7 @@ let current = 0;
 function draw(which) {
   current = which;
   mount({
-    data: boards[which],
+    data: drawings[which],
     parentElement,
     setStateValue: (_, { start, stop }) => {
       const exact = spans.findIndex((span) => span[0] === start && span[1] === stop);

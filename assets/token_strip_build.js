@@ -118,6 +118,7 @@ function buildHeatRow(row, layouts) {
     (i) => cellClasses(row, cells, i),
     (i) => cellLabel(row, cells, i),
   );
+  strip.setAttribute("aria-description", "Arrow keys move, Enter locks, Escape unlocks.");
   article.append(strip);
   if (row.segments.length) article.append(buildSegments(row));
   if (row.rule) article.append(make("p", "note", row.rule));
@@ -166,6 +167,7 @@ function buildAnswer(answer) {
     (i) => answerLabel(answer, i),
   );
   strip.setAttribute("aria-multiselectable", "true");
+  strip.setAttribute("aria-description", "Arrow keys move, with Shift they extend the span, Enter picks it.");
   section.append(head, strip);
   return { section, elements, extend };
 }

@@ -74,7 +74,7 @@ def to_html(explanation: Explanation) -> str:
 </head>
 <body>
 <main>
-<h1>{_escape(title)}</h1>
+<h1>Token saliency</h1>
 <noscript><p>The colored tokens need JavaScript; the tables below do not.</p></noscript>
 <div id="mount"><div class="board"></div></div>
 {_tables(explanation)}

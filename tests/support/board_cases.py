@@ -132,10 +132,10 @@ def scripts(target=(2, 4)):
     return case(prompt, answer, target)
 
 
-def hostile():
+def hostile(target=(1, 2)):
     prompt = tokens_of([("bos", True, ["<s>"]), ("user", False, HOSTILE)])
     answer = tokens_of([("answer", False, ["<b>yes</b>", " \u202e$y$", "</script><img src=y onerror=window.__xss=4>"])])
-    return case(prompt, answer, (1, 2))
+    return case(prompt, answer, target)
 
 
 def large(count=4096):
@@ -150,8 +150,8 @@ def large(count=4096):
 CASES = {
     "demo": demo,
     "span": lambda: demo((3, 6)),
-    "words": lambda: demo(level="token"),
     "scripts": scripts,
     "hostile": hostile,
+    "hostile_span": lambda: hostile((0, 3)),
     "large": large,
 }
