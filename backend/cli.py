@@ -157,13 +157,16 @@ def saliency(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=say
     ) as bar:
         task = bar.add_task("Starting", total=None)
-        follow = {
-            "tick": lambda done, total: bar.update(task, completed=done, total=total),
-            "stage": lambda text: bar.update(task, description=text),
-        }
+
+        def tick(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        def stage(text: str) -> None:
+            bar.update(task, description=text)
+
         decoding = Decoding(max_new_tokens, temperature, top_p, seed)
         continuation = answer or target or None
-        said = engine.run(AnswerRequest(ref, asked, decoding, continuation), **follow)
+        said = engine.run(AnswerRequest(ref, asked, decoding, continuation), tick=tick, stage=stage)
         request = SaliencyRequest(
             model=ref,
             prompt=asked,
@@ -176,7 +179,7 @@ def saliency(
             decoding=said.decoding,
             seed=seed,
         )
-        explanation = engine.run(request, **follow)
+        explanation = engine.run(request, tick=tick, stage=stage)
     engine.close()
     _report(explanation, said.notes)
     if json is not None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from backend.errors import AppError, BadFile, OutOfMemory
 from backend.io import bundle
@@ -25,10 +26,13 @@ from backend.store import ResultStore, is_key
 from backend.types import (
     Answer,
     AnswerRequest,
+    CutRequest,
     Estimate,
     Explanation,
+    MeasureRequest,
     ModelInfo,
     ModelRef,
+    Passage,
     SaliencyRequest,
     Tick,
     TokenAttribution,
@@ -37,18 +41,19 @@ from backend.types import (
 )
 
 if TYPE_CHECKING:
+    from backend.models.cutting import Cut
     from backend.models.hub import LoadedModel, ModelHub
     from backend.models.language import LanguageModel
-    from backend.saliency.explain import Calibration
+    from backend.saliency.calibration import Calibration
 
 log = logging.getLogger(__name__)
 
-Request = AnswerRequest | SaliencyRequest
+Request = AnswerRequest | SaliencyRequest | CutRequest | MeasureRequest
 Result = Answer | Explanation
-T = TypeVar("T")
 
 Stage = Callable[[str], None]
 
+_WARM_UP_DELAY_S = 1.0  # imports hold the interpreter; the page that asked for them is drawn first
 _RECENT = 64  # results kept in memory, so that a page run does not parse JSON again
 
 
@@ -75,8 +80,14 @@ class Engine:
     def run(self, request: AnswerRequest, *, tick: Tick = ..., stage: Stage = ...) -> Answer: ...
     @overload
     def run(self, request: SaliencyRequest, *, tick: Tick = ..., stage: Stage = ...) -> Explanation: ...
+    @overload
+    def run(self, request: CutRequest, *, tick: Tick = ..., stage: Stage = ...) -> Cut: ...
+    @overload
+    def run(self, request: MeasureRequest, *, tick: Tick = ..., stage: Stage = ...) -> ModelInfo: ...
 
-    def run(self, request: Request, *, tick: Tick = no_tick, stage: Stage = lambda text: None) -> Result:
+    def run(
+        self, request: Request, *, tick: Tick = no_tick, stage: Stage = lambda text: None
+    ) -> Result | Cut | ModelInfo:
         """Answer a request in the calling thread, from the store if it was answered before.
 
         Args:
@@ -93,6 +104,13 @@ class Engine:
             return found
         stage("Loading the model")
         with self._leased(request.model, tick) as model:
+            if isinstance(request, CutRequest):
+                from backend.models.cutting import cut_prompt
+
+                return cut_prompt(model, request.prompt, request.keep, limits=self.settings, room=request.room)
+            if isinstance(request, MeasureRequest):
+                self._calibrate(model, tick, stage)
+                return model.info
             if isinstance(request, AnswerRequest):
                 result: Result = self._answer(model, request, tick, stage)
             else:
@@ -107,7 +125,7 @@ class Engine:
             Busy: If the queue is full.
         """
 
-        def work(progress: Progress) -> Result:
+        def work(progress: Progress) -> Result | Cut | ModelInfo:
             return self.run(request, tick=progress.tick, stage=progress.stage)
 
         queue = self._queue(request.model)
@@ -120,21 +138,24 @@ class Engine:
     def peek(self, request: AnswerRequest) -> Answer | None: ...
     @overload
     def peek(self, request: SaliencyRequest) -> Explanation | None: ...
+    @overload
+    def peek(self, request: CutRequest | MeasureRequest) -> None: ...
 
     def peek(self, request: Request) -> Result | None:
         """Return the answer if it exists already, without computing or loading anything."""
+        if isinstance(request, (CutRequest, MeasureRequest)):
+            return None
         return self._recall(self._key(request))
 
-    def estimate(self, request: SaliencyRequest) -> Estimate | None:
-        """Say what a request will cost; None until its model has been loaded and measured once."""
+    def estimate(self, request: SaliencyRequest, passage: Passage) -> Estimate | None:
+        """Say what a request on this passage will cost; None until its model has been measured (``MeasureRequest``)."""
         info = self._infos.get(request.model)
         calibration = self._calibrations.get(info) if info else None
-        answer = self._answer_for(request)
-        if calibration is None or answer is None:
+        if calibration is None:
             return None
-        from backend.saliency.explain import estimate
+        from backend.saliency.calibration import estimate
 
-        return estimate(answer.passage, request, calibration)
+        return estimate(passage, request, calibration)
 
     # ------------------------------------------------------------------------------------------ tickets
 
@@ -179,7 +200,7 @@ class Engine:
     def warm_up(self) -> None:
         """Queue, once, the imports and the conversion that the first question would otherwise wait for."""
         with self._lock:
-            if self._warmed:
+            if self._warmed or not self.settings.warm_up:
                 return
             self._warmed = True
         ref = ModelRef(device=self.settings.device, dtype=self.settings.dtype)
@@ -311,39 +332,25 @@ class Engine:
         from backend.models.generation import answer
 
         stage("Answering" if request.continuation is None else "Reading")
-        result = answer(model, request, tick, self.settings)
-        self._calibrate(model, tick, stage)
-        return result
+        return answer(model, request, tick, self.settings)
 
     def _explain(self, model: LanguageModel, request: SaliencyRequest, tick: Tick, stage: Stage) -> Explanation:
         from backend.models.passage import append_answer, encode_prompt
         from backend.saliency.explain import explain
 
         stage("Explaining")
-        passage = append_answer(model, encode_prompt(model, request.prompt, self.settings), request.answer_ids)
-        result = explain(
-            model, passage, request, tick, recall=self._recall_attribution, remember=self._keep_attribution
-        )
-        self._calibrate(model, tick, stage)
-        return result
+        room = max(1, len(request.answer_ids))
+        prompt = encode_prompt(model, request.prompt, self.settings, room=room)
+        passage = append_answer(model, prompt, request.answer_ids)
+        return explain(model, passage, request, tick, recall=self._recall_attribution, remember=self._keep_attribution)
 
     def _calibrate(self, model: LanguageModel, tick: Tick, stage: Stage) -> None:
         if model.info in self._calibrations:
             return
-        from backend.saliency.explain import calibrate
+        from backend.saliency.calibration import calibrate
 
         stage("Measuring the model's speed")
         self._calibrations[model.info] = calibrate(model, tick)
-
-    def _answer_for(self, request: SaliencyRequest) -> Answer | None:
-        """Find the answer that a saliency request asks about among the recent ones: it holds the tokens."""
-        with self._lock:
-            recent = list(self._recent.values())
-        for result in reversed(recent):
-            if isinstance(result, Answer) and result.prompt == request.prompt:
-                if result.answer_ids == request.answer_ids:
-                    return result
-        return None
 
     def _recall_attribution(self, key: str) -> TokenAttribution | None:
         data = self._store.get(key)
@@ -360,6 +367,7 @@ class Engine:
 
     def _warm(self, progress: Progress) -> None:
         progress.stage("Preparing the embedded model")
+        time.sleep(_WARM_UP_DELAY_S)
         try:
             with self._leased(ModelRef(), progress.tick) as model:
                 self._calibrate(model, progress.tick, progress.stage)

@@ -33,6 +33,7 @@ class Settings(BaseSettings):
     offline: bool = Field(False, description="never contact a model hub; use local files and what is cached")
     hub_endpoint: str = Field("https://huggingface.co", description="address of the model hub")
     hub_timeout_s: float = Field(8.0, gt=0, le=60, description="seconds to wait for the hub's first answer")
+    warm_up: bool = Field(True, description="import libraries and load the embedded model when the first page opens")
     auto_run_s: float = Field(15.0, ge=0, description="runs estimated below this start at once; longer ones ask first")
 
     @property

@@ -120,6 +120,30 @@ class AnswerRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class CutRequest:
+    """Take characters out of a prompt that is too long, at a place that the person chose.
+
+    Attributes:
+        model: The model whose tokenizer counts.
+        prompt: The prompt that is too long.
+        keep: Which part stays; "ends" takes a piece out of the middle.
+        room: Tokens to leave for the answer.
+    """
+
+    model: ModelRef
+    prompt: Prompt
+    keep: Literal["start", "end", "ends"] = "start"
+    room: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRequest:
+    """Load a model and time its passes, so that costs can be estimated."""
+
+    model: ModelRef
+
+
+@dataclass(frozen=True, slots=True)
 class MethodSpec:
     """A registered method with the parameters that differ from its defaults, sorted by name."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from backend.io.board import passage_hash
 from backend.types import Answer, Explanation, TargetToken
 from components.token_strip import answer_picker
 
@@ -13,14 +14,19 @@ Choice = tuple[tuple[int, ...], tuple[int, int], TargetToken | None]
 def answer_panel(scene: Answer | Explanation) -> Choice:
     """Draw the answer; return its ids, the chosen half-open span, and the first chosen token's statistics if known."""
     tokens = scene.passage.answer_tokens
-    first = _first_span(scene)
+    passage, state = passage_hash(scene.passage.tokens), st.session_state
     if isinstance(scene, Answer):
         for note in scene.notes:
             with st.container(horizontal=True, vertical_alignment="center", gap="small"):
                 st.markdown(":material/info:", width="content")
                 st.text(note)
-    st.subheader("The answer")
-    span = answer_picker(scene, first, key="s_answer") or first
+    made_on, span = state.get("s_span", (None, None))
+    if made_on != passage:  # the answer is another one
+        span = _first_span(scene)
+    picked = answer_picker(scene, span, key="s_answer")
+    if picked is not None and picked != span:
+        state["s_span"] = (passage, picked)
+        st.rerun()  # draw the answer again with the new choice
     known = {target.position - scene.passage.prompt_length: target for target in scene.targets}
     return tuple(token.id for token in tokens), span, known.get(span[0])
 

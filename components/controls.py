@@ -26,25 +26,24 @@ def method_controls(method: Method, prefix: str) -> MethodSpec:
 def _control(field: dataclasses.Field[object], key: str) -> Scalar:
     info, default = field.metadata, field.default
     label = str(info.get("label", field.name.replace("_", " ").capitalize()))
+    st.session_state.setdefault(key, default)  # not as the widget's value: an opened result sets it the same way
     help_text = info.get("help")
     if "choices" in info:
         options = list(info["choices"])
-        picked = st.selectbox(
-            label, options, index=options.index(default), key=key, help=help_text, persist_state="session"
-        )
-        return picked if picked is not None else options[0]
+        picked: Scalar = st.selectbox(label, options, key=key, help=help_text, persist_state="session")
+        return picked
     if isinstance(default, bool):
-        return bool(st.toggle(label, value=default, key=key, help=help_text, persist_state="session"))
+        return bool(st.toggle(label, key=key, help=help_text, persist_state="session"))
     if isinstance(default, (int, float)):
         kind = type(default)
         step = kind(info.get("step", 1 if kind is int else 0.01))
         if "min" in info and "max" in info:
             low, high = kind(info["min"]), kind(info["max"])
-            slid = st.slider(label, low, high, default, step, key=key, help=help_text, persist_state="session")
+            slid = st.slider(label, low, high, step=step, key=key, help=help_text, persist_state="session")
             return kind(slid)
-        typed = st.number_input(label, value=default, step=step, key=key, help=help_text, persist_state="session")
+        typed = st.number_input(label, step=step, key=key, help=help_text, persist_state="session")
         return kind(typed)
-    return st.text_input(label, value=str(default), key=key, help=help_text, persist_state="session") or ""
+    return st.text_input(label, key=key, help=help_text, persist_state="session") or ""
 
 
 def fill_controls(method: Method, prefix: str, params: Mapping[str, Scalar]) -> None:

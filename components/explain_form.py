@@ -40,12 +40,14 @@ def explain_form(
         target: First chosen token, if its statistics are known; its runner-up is offered as a foil.
     """
     known = {method.name: method for method in list_methods()}
+    st.session_state.setdefault("s_methods", [name for name, method in known.items() if method.default])
+    st.session_state.setdefault("s_level", "token")
+    st.session_state.setdefault("s_method_seed", 0)
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         names = st.pills(
             "Methods, side by side",
             list(known),
             selection_mode="multi",
-            default=[name for name, method in known.items() if method.default],
             format_func=lambda name: known[name].label,
             key="s_methods",
             persist_state="session",
@@ -53,7 +55,6 @@ def explain_form(
         level = st.segmented_control(
             "Look at",
             LEVELS,
-            default="token",
             required=True,
             format_func=lambda name: f"{name}s",
             key="s_level",
@@ -86,7 +87,9 @@ def explain_form(
                 persist_state="session",
                 help="With a foil: the difference between target and foil.",
             )
-            seed = st.number_input("Seed of sampling methods", 0, 2**31 - 1, 0, key="s_method_seed")
+            seed = st.number_input(
+                "Seed of sampling methods", 0, 2**31 - 1, key="s_method_seed", persist_state="session"
+            )
             specs = _settings([known[name] for name in names])
     if not specs:
         st.info("Choose at least one method.", icon=":material/touch_app:")
@@ -100,7 +103,7 @@ def explain_form(
         target=span,
         methods=specs[:MOST_METHODS],
         foil=foil or "",
-        objective=objective or "log_prob",
+        objective=objective,
         level=level or "token",
         decoding=asked.decoding if asked.continuation is None else None,
         seed=int(seed),

@@ -46,7 +46,7 @@ def job_panel(slot: str, request: Request, *, start: bool = True) -> Any:
 def _watch(slot: str, ticket: Ticket) -> None:
     was_active = ticket.active  # fixed for this run of the page: decides whether the fragment polls
 
-    @st.fragment(run_every=0.25 if was_active else None)
+    @st.fragment(run_every=0.4 if was_active else None)
     def panel() -> None:
         if ticket.active:
             done, total = ticket.progress

@@ -69,8 +69,10 @@ def still_as_opened(request: SaliencyRequest | None) -> bool:
 
 def remember_shown(explanation: Explanation) -> str:
     """Put the shown result into the address, so that a reload and a shared link bring it back; return its key."""
-    key = engine().save(explanation)
-    st.session_state[_SHOWN] = key
+    state = st.session_state
+    if state.get("s_shown_result") is not explanation:  # saved once, not at every run of the page
+        state["s_shown_result"], state[_SHOWN] = explanation, engine().save(explanation)
+    key = str(state[_SHOWN])
     if st.query_params.get("run") != key:
         st.query_params.from_dict({"run": key})
     return key

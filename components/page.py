@@ -43,6 +43,7 @@ def bootstrap(title: str) -> None:
     st.set_page_config(page_title=f"{title} · Attriscope", page_icon=ICON, layout="wide")
     st.html(_STYLE)
     session_id()
+    engine().warm_up()
 
 
 def show_error(error: AppError) -> None:

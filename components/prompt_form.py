@@ -10,12 +10,31 @@ from components.page import engine
 PLAIN, CHAT = "Plain text", "Chat"
 GENERATE, GIVEN = "Let the model answer", "Explain a given answer"
 
-EXAMPLE_PROMPT = "Maria left her keys in the kitchen and her phone in the garden. Maria's phone is in the"
+_TO_FILL = "s_prompt_to_fill"
+
+_FIRST: dict[str, object] = {
+    "s_answering": GENERATE,
+    "s_max_new_tokens": 24,
+    "s_temperature": 0.0,
+    "s_top_p": 1.0,
+    "s_seed": 0,
+    "s_mode": PLAIN,
+    "s_turn_count": 1,
+}
+"""What the widgets show first. Not given to the widgets as values: opened results set them in the session, too."""
+
+EXAMPLE_PROMPT = (
+    "The key is in the kitchen. The phone is in the garden. Question: Where is the phone? Answer: The phone is in the"
+)
 
 
 def prompt_form() -> tuple[AnswerRequest | None, bool]:
     """Draw the form; return what was last asked (None before the first question), and whether it was asked just now."""
     state = st.session_state
+    for key, value in {**_FIRST, "s_text": EXAMPLE_PROMPT}.items():
+        state.setdefault(key, value)
+    if _TO_FILL in state:
+        _fill_prompt(state.pop(_TO_FILL))
     with st.container(border=True):
         ask, settings = st.columns([5, 3], gap="medium")
         with settings:
@@ -36,16 +55,7 @@ def fill_prompt_form(explanation: Explanation) -> None:
     """Set the form to what an explanation was asked with. Call before the form is drawn."""
     state = st.session_state
     state["s_model"] = explanation.model.id
-    prompt = explanation.prompt
-    state["s_mode"] = CHAT if prompt.is_chat else PLAIN
-    if prompt.is_chat:
-        turns = list(prompt.turns)
-        state["s_system"] = turns.pop(0).content if turns and turns[0].role == "system" else ""
-        state["s_turn_count"] = len(turns)
-        for i, turn in enumerate(turns):
-            state[f"s_turn_{i}_role"], state[f"s_turn_{i}_text"] = turn.role, turn.content
-    else:
-        state["s_text"] = prompt.text
+    _fill_prompt(explanation.prompt)
     decoding = explanation.decoding
     state["s_answering"] = GENERATE if decoding else GIVEN
     if decoding:
@@ -53,6 +63,24 @@ def fill_prompt_form(explanation: Explanation) -> None:
         state["s_top_p"], state["s_seed"] = decoding.top_p, decoding.seed
     else:
         state["s_given"] = "".join(token.text for token in explanation.passage.answer_tokens)
+
+
+def fill_prompt_later(prompt: Prompt) -> None:
+    """Set the prompt at the next run of the page; for use after the form was drawn."""
+    st.session_state[_TO_FILL] = prompt
+
+
+def _fill_prompt(prompt: Prompt) -> None:
+    state = st.session_state
+    state["s_mode"] = CHAT if prompt.is_chat else PLAIN
+    if not prompt.is_chat:
+        state["s_text"] = prompt.text
+        return
+    turns = list(prompt.turns)
+    state["s_system"] = turns.pop(0).content if turns[0].role == "system" else ""
+    state["s_turn_count"] = len(turns)
+    for i, turn in enumerate(turns):
+        state[f"s_turn_{i}_role"], state[f"s_turn_{i}_text"] = turn.role, turn.content
 
 
 def _model() -> ModelRef:
@@ -83,7 +111,7 @@ def _model() -> ModelRef:
 
 def _answering() -> tuple[str | None, Decoding]:
     mode = st.segmented_control(
-        "The answer", [GENERATE, GIVEN], default=GENERATE, key="s_answering", required=True, persist_state="session"
+        "The answer", [GENERATE, GIVEN], key="s_answering", required=True, persist_state="session"
     )
     if mode == GIVEN:
         given = st.text_area(
@@ -94,22 +122,19 @@ def _answering() -> tuple[str | None, Decoding]:
             help="Appended to the prompt as it stands: mind the leading space.",
         )
         return given or "", Decoding()
-    length = st.slider("Longest answer, in tokens", 1, 128, 24, key="s_max_new_tokens", persist_state="session")
+    length = st.slider("Longest answer, in tokens", 1, 128, key="s_max_new_tokens", persist_state="session")
     with st.popover("Generation settings", icon=":material/casino:"):
         temperature = st.slider(
-            "Temperature", 0.0, 2.0, 0.0, 0.1, key="s_temperature", persist_state="session", help="0 is greedy."
+            "Temperature", 0.0, 2.0, step=0.1, key="s_temperature", persist_state="session", help="0 is greedy."
         )
-        top_p = st.slider("Top p", 0.05, 1.0, 1.0, 0.05, key="s_top_p", persist_state="session")
-        seed = st.number_input("Seed", 0, 2**31 - 1, 0, key="s_seed", persist_state="session")
+        top_p = st.slider("Top p", 0.05, 1.0, step=0.05, key="s_top_p", persist_state="session")
+        seed = st.number_input("Seed", 0, 2**31 - 1, key="s_seed", persist_state="session")
     return None, Decoding(length, float(temperature), float(top_p), int(seed))
 
 
 def _prompt() -> Prompt:
-    mode = st.segmented_control(
-        "Prompt as", [PLAIN, CHAT], default=PLAIN, key="s_mode", required=True, persist_state="session"
-    )
+    mode = st.segmented_control("Prompt as", [PLAIN, CHAT], key="s_mode", required=True, persist_state="session")
     if mode == PLAIN:
-        st.session_state.setdefault("s_text", EXAMPLE_PROMPT)
         text = st.text_area("Prompt", key="s_text", height=200, persist_state="session")
         return Prompt(text or "")
     system = st.text_input(
@@ -119,7 +144,6 @@ def _prompt() -> Prompt:
         placeholder="empty: the template's own default",
     )
     turns = [Turn("system", system)] if system else []
-    st.session_state.setdefault("s_turn_count", 1)
     count = st.session_state["s_turn_count"]
     for i in range(count):
         st.session_state.setdefault(f"s_turn_{i}_role", "user" if i % 2 == 0 else "assistant")

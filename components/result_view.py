@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import streamlit as st
-from backend.io.board import build_board
-from backend.io.export import to_csv, to_html, to_python_call
 
 from backend.io import bundle
+from backend.io.board import build_board
+from backend.io.export import to_csv, to_html, to_python_call
 from backend.saliency.agreement import agreement
 from backend.saliency.reading import read, segment_shares, traits_of
 from backend.saliency.units import level_rule
@@ -34,6 +34,7 @@ def result_view(explanation: Explanation, request: SaliencyRequest | None) -> No
     if not shown:
         return
     rows = tuple(range(len(explanation.targets)))
+    st.session_state.setdefault("s_outside", True)
     with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
         shared = st.toggle(
             "One scale for all methods",
@@ -41,7 +42,7 @@ def result_view(explanation: Explanation, request: SaliencyRequest | None) -> No
             persist_state="session",
             help="Off: each method's largest score has full color. On: the same color means the same share.",
         )
-        outside = st.toggle("Count BOS and template in shares", value=True, key="s_outside", persist_state="session")
+        outside = st.toggle("Count BOS and template in shares", key="s_outside", persist_state="session")
         _export(explanation, request)
     board = build_board(
         explanation, shown, level=explanation.level, shared_scale=shared, rows=rows, count_outside=outside

@@ -5,32 +5,47 @@ from __future__ import annotations
 import streamlit as st
 
 from backend.registry import get_method
-from backend.types import Estimate, Explanation, SaliencyRequest
+from backend.saliency.planning import planned_passes
+from backend.types import Estimate, Explanation, MeasureRequest, Passage, SaliencyRequest
 from components.job_panel import job_panel
 from components.page import engine, session_id
 
+SLOT = "explain"
+FEW_PASSES = 8.0
+"""Runs of at most so many passes through a loaded model start without an estimate."""
 
-def run_gate(request: SaliencyRequest) -> Explanation | None:
+
+def run_gate(request: SaliencyRequest, passage: Passage) -> Explanation | None:
     """Return the explanation if it exists or has just been computed; else draw what it takes and return None."""
     found = engine().peek(request)
     if found is not None:
         return found
-    slot = "explain"
-    started = engine().ticket_for((session_id(), slot), request) is not None
-    if not started:
-        estimate = engine().estimate(request)
-        if estimate is None or estimate.seconds > engine().settings.auto_run_s:
-            _say(estimate)
-            if not st.button("Run", type="primary", icon=":material/play_arrow:", key="s_run"):
-                return None
-    result = job_panel(slot, request)
+    if engine().ticket_for((session_id(), SLOT), request) is None and not _starts(request, passage):
+        return None
+    result = job_panel(SLOT, request)
     return result if isinstance(result, Explanation) else None
 
 
-def _say(estimate: Estimate | None) -> None:
+def _starts(request: SaliencyRequest, passage: Passage) -> bool:
+    """Whether the run may start: it is short, or the person pressed Run on seeing the estimate."""
+    loaded = engine().info(request.model) is not None
+    passes = planned_passes(passage, request)
+    if loaded and passes.forward + 2 * passes.backward <= FEW_PASSES:
+        return True
+    estimate = engine().estimate(request, passage)
     if estimate is None:
-        st.text("The model is not loaded yet, so the cost is unknown; loading it comes first.")
-        return
+        if loaded:
+            job_panel("measure", MeasureRequest(request.model))  # reruns the page when it is done
+            return False
+        st.text("The model is not in memory yet. Running these settings loads it first.")
+        return st.button("Run", type="primary", icon=":material/play_arrow:", key="s_run")
+    if estimate.seconds <= engine().settings.auto_run_s:
+        return True
+    _say(estimate)
+    return st.button("Run", type="primary", icon=":material/play_arrow:", key="s_run")
+
+
+def _say(estimate: Estimate) -> None:
     parts = ", ".join(f"{get_method(name).label} {_time(s)}" for name, s in estimate.per_method.items())
     st.text(f"This will take about {_time(estimate.seconds)} and {estimate.peak_bytes / 1e9:.1f} GB ({parts}).")
     st.caption(estimate.basis)

@@ -22,8 +22,8 @@ with st.container(border=True):
 
 st.subheader("Examples")
 st.caption("Computed before, with the embedded model. They open at once.")
-columns = st.columns(3)
-for column, example in zip(columns * 3, list_examples(), strict=False):
+examples = list_examples()
+for column, example in zip(st.columns(len(examples)), examples, strict=True):
     with column, st.container(border=True, height="stretch"):
         st.markdown(f"**{example.title}**")
         st.caption(example.about)

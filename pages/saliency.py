@@ -4,11 +4,12 @@ import streamlit as st
 
 from backend.types import Answer, Explanation
 from components.answer_panel import answer_panel
+from components.cut_offer import cut_offer
 from components.explain_form import explain_form
 from components.job_panel import job_panel
 from components.open_result import asked_of, close_opened, open_controls, opened_result, still_as_opened
 from components.page import bootstrap, errors_shown
-from components.prompt_form import prompt_form
+from components.prompt_form import fill_prompt_later, prompt_form
 from components.result_view import result_view
 from components.run_gate import run_gate
 
@@ -19,11 +20,16 @@ asked, anew = prompt_form()
 if anew:
     close_opened()
 
-scene: Answer | Explanation | None = opened_result()
-if scene is not None:
-    asked = asked_of(scene)
+opened = opened_result()
+scene: Answer | Explanation | None = opened
+if opened is not None:
+    asked = asked_of(opened)
 elif asked is not None:
     scene = job_panel("answer", asked)
+    shorter = cut_offer("answer", asked) if scene is None else None
+    if shorter is not None:
+        fill_prompt_later(shorter)
+        st.rerun()
 
 if scene is None and asked is None:
     st.caption("Press Answer, or open an example. Then click a word of the answer.")
@@ -33,8 +39,8 @@ if scene is not None and asked is not None:
         request = explain_form(asked, answer_ids, span, target)
         explanation = None
         if still_as_opened(request):
-            explanation = opened_result()
+            explanation = opened
         elif request is not None:
-            explanation = run_gate(request)
+            explanation = run_gate(request, scene.passage)
         if explanation is not None:
             result_view(explanation, request)

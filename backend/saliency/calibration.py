@@ -16,7 +16,7 @@ from backend.models.language import LanguageModel
 from backend.registry import Method, Workload, get_method, make_params
 from backend.saliency.gradients import TOKENS_AT_ONCE, activation_bytes, forward_from_leaf
 from backend.saliency.passes import logits_at
-from backend.saliency.units import make_units
+from backend.saliency.planning import workload
 from backend.types import Estimate, Passage, SaliencyRequest, Tick, no_tick
 
 LENGTHS = (64, 128)
@@ -111,15 +111,7 @@ def estimate(passage: Passage, request: SaliencyRequest, calibration: Calibratio
     Raises:
         BadRequest: If a method or parameter does not exist.
     """
-    start, stop = request.target
-    length = max(1, passage.prompt_length + stop - 1)
-    sources = passage.tokens[:length]
-    work = Workload(
-        targets=max(1, stop - start),
-        length=length,
-        units=len(make_units(sources, request.level)),
-        strands=2 if request.foil else 1,
-    )
+    work = workload(passage, request)
     per_method: dict[str, float] = {}
     peak = 0
     for spec in request.methods:
@@ -130,7 +122,7 @@ def estimate(passage: Passage, request: SaliencyRequest, calibration: Calibratio
     first, second = calibration.lengths
     basis = (
         f"From passes timed here on {first} and {second} tokens ({calibration.forward[1]:.2g} s forward at {second}), "
-        f"for {length} tokens."
+        f"for {work.length} tokens."
     )
     return Estimate(sum(per_method.values()), peak, basis, per_method)
 
