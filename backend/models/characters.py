@@ -87,16 +87,10 @@ def decode_pieces(tokenizer: PreTrainedTokenizerBase, context: Sequence[int], id
 
     def settle(delta: str) -> None:
         nonlocal at, window
-        if _BROKEN in delta:
-            for i in held:
-                shown = token_text(tokenizer, i)
-                texts.append(shown)
-                spans.append((at, at + len(shown)))
-                at += len(shown)
-        else:
-            texts.extend([delta] + [""] * (len(held) - 1))
-            spans.extend([(at, at + len(delta))] * len(held))
-            at += len(delta)
+        added = _escaped(tokenizer, held) if _BROKEN in delta else _shared(delta, len(held))
+        texts.extend(added.texts)
+        spans.extend((at + start, at + stop) for start, stop in added.spans)
+        at += len(added.text)
         window = held.copy()
         held.clear()
 
@@ -119,27 +113,53 @@ def _delta(tokenizer: PreTrainedTokenizerBase, window: list[int], held: list[int
     return both[len(known) :] if both.startswith(known) else backend.decode(held, skip_special_tokens=False)
 
 
+def _shared(text: str, count: int) -> Pieces:
+    """Lay several tokens onto one text that none of them makes alone."""
+    return Pieces(text, (text, *[""] * (count - 1)), ((0, len(text)),) * count)
+
+
+def _escaped(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> Pieces:
+    """Lay out tokens of which some bytes make no character; those bytes become escapes."""
+    pieces = [_bytes_of(tokenizer, i) for i in ids]
+    owner = [k for k, piece in enumerate(pieces) for _ in piece]  # token of each byte
+    texts = [""] * len(ids)
+    spans: list[tuple[int, int]] = [(-1, -1)] * len(ids)
+    at = byte = 0
+    for character in b"".join(pieces).decode("utf-8", "surrogateescape"):
+        lone = "\udc80" <= character <= "\udcff"
+        size = 1 if lone else len(character.encode())
+        shown = f"\\x{ord(character) - 0xDC00:02x}" if lone else character.replace(_BROKEN, "\\ufffd")
+        texts[owner[byte]] += shown
+        for k in range(owner[byte], owner[byte + size - 1] + 1):
+            spans[k] = (at if spans[k][0] < 0 else spans[k][0], at + len(shown))
+        at += len(shown)
+        byte += size
+    return Pieces("".join(texts), tuple(texts), tuple((max(a, 0), max(b, 0)) for a, b in spans))
+
+
 def token_text(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
     r"""Return one token alone as text; bytes that make no character as escapes, e.g. ``\xe2\x9c``."""
-    backend = cast(Any, tokenizer).backend_tokenizer
-    piece = backend.id_to_token(token_id)
-    if piece is None:
+    if cast(Any, tokenizer).backend_tokenizer.id_to_token(token_id) is None:
         return f"<{token_id}>"  # a row of the embedding without a token
-    piece = str(piece)
+    return _escaped(tokenizer, [token_id]).text
+
+
+def _bytes_of(tokenizer: PreTrainedTokenizerBase, token_id: int) -> bytes:
+    """Return the bytes that a token stands for, alone."""
+    backend = cast(Any, tokenizer).backend_tokenizer
+    piece = str(backend.id_to_token(token_id) or "")
     if token_id in special_ids(tokenizer):
-        return piece
+        return piece.encode()
     kind = _decoder_kind(cast(Any, tokenizer))
     byte = _BYTE_PIECE.fullmatch(piece)
     if kind == "bytes":
         table = _byte_table()
-        raw = bytes(table[c] for c in piece) if all(c in table for c in piece) else piece.encode()
-    elif byte:
-        raw = bytes([int(byte.group(1), 16)])
-    elif kind == "metaspace":
-        raw = piece.replace("▁", " ").encode()
-    else:
-        raw = str(backend.decode([token_id], skip_special_tokens=False)).encode()
-    return raw.decode("utf-8", "backslashreplace").replace(_BROKEN, "\\ufffd")
+        return bytes(table[c] for c in piece) if all(c in table for c in piece) else piece.encode()
+    if byte:
+        return bytes([int(byte.group(1), 16)])
+    if kind == "metaspace":
+        return piece.replace("▁", " ").encode()
+    return str(backend.decode([token_id], skip_special_tokens=False)).encode()
 
 
 def _decoder_kind(tokenizer: Any) -> str:

@@ -21,7 +21,9 @@ from backend.types import Role, Turn
 _ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "document"}
 
 _TODAY = date(2024, 7, 26)  # templates that ask for the date get this one, so that the same turns give the same ids
-_DATE_NOTE = f"The chat template mentions today's date; {_TODAY.isoformat()} stands in for it, so that results repeat."
+_DATE_NOTE = (
+    f"The chat template can mention today's date; {_TODAY.isoformat()} stands in for it, so that results repeat."
+)
 _LOST_NOTE = "A message could not be located in the rendered chat, so the whole prompt counts as one user segment."
 
 
@@ -68,26 +70,31 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> Re
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> tuple[str, bool]:
-    asked = False
-
-    def fixed_date(form: str) -> str:
-        nonlocal asked
-        asked = True
-        return _TODAY.strftime(form)
-
+    """Return the rendering, and whether the template may ask for the date."""
     try:
+        template = str(cast(Any, tokenizer).get_chat_template())
+        dated = "strftime_now" in template
         text = cast(Any, tokenizer).apply_chat_template(
             [{"role": turn.role, "content": turn.content} for turn in turns],
+            chat_template=_date_macro() + template if dated else template,
             tokenize=False,
             add_generation_prompt=True,
-            strftime_now=fixed_date,
         )
     except (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise BadRequest(
             f"The model's chat template refuses these turns: {error}",
             "Leave out the system turn, let user and assistant take turns, or use the plain prompt.",
         ) from error
-    return str(text), asked
+    return str(text), dated
+
+
+def _date_macro() -> str:
+    """Return a template definition that hides the clock: templates get plain data only, so no function can be passed.
+
+    The line break at its end is swallowed by the template engine's settings.
+    """
+    steps = "".join(f"|replace('%{c}','{_TODAY.strftime('%' + c)}')" for c in "aAbBdjmUwWyY")
+    return f"{{% macro strftime_now(form) %}}{{{{ form{steps} }}}}{{% endmacro %}}\n"
 
 
 def _locate_by_marks(

@@ -221,8 +221,7 @@ class ModelHub:
 
 def _seal(plan: Plan) -> dict[Path, tuple[int, int]]:
     """Note size and time of the files that decide what a model is."""
-    others = [] if plan.path.is_file() else [*plan.path.glob("*.json"), *plan.path.glob("*.jinja")]
-    return {file: _stamp(file) for file in (*plan.files, *others)}
+    return {file: _stamp(file) for file in (*plan.files, *plan.others)}
 
 
 def _stamp(file: Path) -> tuple[int, int]:

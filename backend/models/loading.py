@@ -7,8 +7,6 @@ Everything that can be refused without weights is refused before they are read.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +25,7 @@ from backend.models.weights import content_hash, find_weights, read_gguf
 from backend.types import ModelInfo, ModelRef, Tick, no_tick
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "tekken.json")
+_OTHER_KINDS = {".json", ".jinja", ".model", ".txt"}
 _AGAIN = "Download or copy the model again."
 
 
@@ -37,6 +36,7 @@ class Plan:
     Attributes:
         path: A folder, or a ``.gguf`` file.
         files: The weight files.
+        others: Configuration, tokenizer and template files.
         parameters: Number of weights.
         nbytes: Memory that the weights will take in the chosen dtype.
         placement: Device and dtype.
@@ -44,6 +44,7 @@ class Plan:
 
     path: Path
     files: tuple[Path, ...]
+    others: tuple[Path, ...]
     parameters: int
     nbytes: int
     placement: Placement
@@ -58,15 +59,17 @@ def plan_loading(path: Path, placement: Placement) -> Plan:
     if path.is_file():
         header = read_gguf(path)
         check_gguf_architecture(header.architecture)
-        return Plan(path, (path,), header.parameters, weight_bytes(header.parameters, placement.dtype), placement)
+        nbytes = weight_bytes(header.parameters, placement.dtype)
+        return Plan(path, (path,), (), header.parameters, nbytes, placement)
     if not path.is_dir():
         raise ModelUnavailable(f"The model's folder {path} does not exist.", "Check the path.")
     check_architecture(read_config(path))
     weights = find_weights(path)
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
         raise ModelUnavailable("The model has no tokenizer files.", "Put its tokenizer.json into the same folder.")
+    others = tuple(sorted(p for p in path.iterdir() if p.suffix in _OTHER_KINDS and p.is_file()))
     nbytes = weight_bytes(weights.parameters, placement.dtype)
-    return Plan(path, weights.files, weights.parameters, nbytes, placement)
+    return Plan(path, weights.files, others, weights.parameters, nbytes, placement)
 
 
 def load(plan: Plan, ref: ModelRef, revision: str = "", tick: Tick = no_tick) -> LanguageModel:
@@ -75,31 +78,22 @@ def load(plan: Plan, ref: ModelRef, revision: str = "", tick: Tick = no_tick) ->
     Args:
         plan: From ``plan_loading``.
         ref: What was asked for; provenance.
-        revision: Resolved revision; empty to hash the content of the weight files.
+        revision: Resolved revision; empty to hash the content of the files.
         tick: Called between the steps; a step itself cannot be interrupted.
 
     Raises:
         ModelUnavailable: If the files do not make a usable model.
         OutOfMemory: If the device is too small.
     """
-    steps = 4
+    steps = 3
     tick(0, steps)
-    revision = revision or content_hash(plan.files)
+    # Hashing reports no progress of its own, or the bar would run twice; it can be cancelled all the same.
+    revision = revision or content_hash((*plan.files, *plan.others), lambda done, total: tick(0, steps))
     with quiet_loading():
         tokenizer = _load_tokenizer(plan.path)
         tick(1, steps)
-        with _memory_guard(plan):
-            module, report = _load_module(plan)
-            tick(2, steps)
-            notes = _check_report(report, module)
-            _check_ties(module)
-            network = cast(nn.Module, module)
-            network.train(False)
-            network.requires_grad_(False)
-            if plan.path.is_file():
-                network.to(plan.placement.device)
-            _check_numbers(module, plan)
-    tick(3, steps)
+        module, notes = _within_memory(plan)
+    tick(2, steps)
     parameters = list(module.parameters())
     buffers = list(module.buffers())
     info = ModelInfo(
@@ -169,11 +163,9 @@ def _load_module(plan: Plan) -> tuple[PreTrainedModel, dict[str, Any]]:
     return module, report
 
 
-@contextmanager
-def _memory_guard(plan: Plan) -> Iterator[None]:
+def _within_memory(plan: Plan) -> tuple[PreTrainedModel, tuple[str, ...]]:
     try:
-        yield
-        return
+        return _build(plan)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -185,6 +177,19 @@ def _memory_guard(plan: Plan) -> Iterator[None]:
         f"The model needs about {plan.nbytes / 1e9:.1f} GB, more than {plan.placement.device} has left.",
         "Choose a smaller model, dtype bfloat16 or another device, or close other programs.",
     )
+
+
+def _build(plan: Plan) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    module, report = _load_module(plan)
+    notes = _check_report(report, module)
+    _check_ties(module)
+    network = cast(nn.Module, module)
+    network.train(False)
+    network.requires_grad_(False)
+    if plan.path.is_file():
+        network.to(plan.placement.device)
+    _check_numbers(module, plan)
+    return module, notes
 
 
 def _check_report(report: dict[str, Any], module: PreTrainedModel) -> tuple[str, ...]:

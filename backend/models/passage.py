@@ -14,7 +14,7 @@ and encoded again. Roles:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -26,6 +26,7 @@ from backend.settings import Settings, get_settings
 from backend.types import Passage, Prompt, Role, Token
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_ANCHORS = ("\n", "a")  # texts that a continuation may follow
 _CONTEXT = 4  # prompt tokens that the decoder sees before an answer, so that it keeps the answer's leading space
 
 
@@ -95,18 +96,27 @@ def encode_text(model: LanguageModel, text: str) -> tuple[int, ...]:
     if not text:
         raise BadRequest("The text is empty.", "Type at least one character.")
     _check_characters(text, "The text")
-    ids = list(encode(model.tokenizer, text, control_tokens=False).ids)
-    anchor = "a" if text[0] in "\r\n" else "\n"
-    before = encode(model.tokenizer, anchor, control_tokens=False).ids
-    if ids and decode_pieces(model.tokenizer, before, ids).text != text:
-        # The tokenizer writes a space before every text it is given. Behind an anchor it does not.
-        longer = encode(model.tokenizer, anchor + text, control_tokens=False)
-        cut = next((k for k, (start, _) in enumerate(longer.offsets) if start >= len(anchor)), 0)
-        ids = list(longer.ids[cut:]) if cut else ids
+    ids = _ids_of_exactly(model, text)
     if not ids:
         raise BadRequest("The tokenizer makes no token of this text.", "Use other characters.")
     check_ids(model, ids)
     return tuple(ids)
+
+
+def _ids_of_exactly(model: LanguageModel, text: str) -> list[int]:
+    """Find ids that decode to the text, behind other text. Some tokenizers write a space before all they are given."""
+    tokenizer = model.tokenizer
+    plain = list(encode(tokenizer, text, control_tokens=False).ids)
+    before = encode(tokenizer, _ANCHORS[-1], control_tokens=False).ids
+
+    def attempts() -> Iterator[list[int]]:
+        yield plain
+        for anchor in _ANCHORS:
+            longer = encode(tokenizer, anchor + text, control_tokens=False)
+            yield [i for i, (start, _) in zip(longer.ids, longer.offsets, strict=True) if start >= len(anchor)]
+
+    exact = (ids for ids in attempts() if ids and decode_pieces(tokenizer, before, ids).text == text)
+    return next(exact, plain)
 
 
 def check_prompt(prompt: Prompt, max_chars: int) -> None:
