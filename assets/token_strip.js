@@ -143,7 +143,7 @@ class TokenBoard {
       if (this.card.matches(":popover-open")) this.card.hidePopover();
       return;
     }
-    fillCard(this.card, this.describe(at));
+    fillCard(this.card, describeCell(this, at));
     this.card.classList.toggle("locked", this.locked !== null);
     if (!this.card.matches(":popover-open")) this.card.showPopover();
     this.place();
@@ -155,38 +155,6 @@ class TokenBoard {
     if (!at) return;
     const token = this.rows[at.row].cells.start[at.i];
     this.rows.forEach((row, r) => row.elements[r === at.row ? at.i : this.cellOf(r, token)]?.classList.add(name));
-  }
-
-  describe({ row, i }) {
-    const { cells } = this.rows[row];
-    const ids = cells.ids[i];
-    const where = cells.stop[i] - cells.start[i] > 1 ? `tokens ${cells.start[i]}–${cells.stop[i] - 1}` : `token ${cells.start[i]}`;
-    const idText = `${ids.length > 1 ? "ids" : "id"} ${ids.slice(0, 8).join(", ")}${ids.length > 8 ? " …" : ""}`;
-    const facts = [ROLE_NAMES[cells.role[i]], idText, where];
-    const fact = this.answer && cells.start[i] >= this.answer.answer.base ? this.factOf(cells.start[i]) : null;
-    if (fact) {
-      facts.push(`probability ${percent(fact.probability)}, rank ${fact.rank}`);
-      facts.push(`otherwise “${visibleText(fact.other)}” ${percent(fact.other_probability)}`);
-    }
-    const lines = this.data.rows
-      .map((heat, r) => ({ heat, r, j: r === row ? i : this.cellOf(r, cells.start[i]) }))
-      .filter(({ heat, j }) => !heat.refusal && j >= 0)
-      .map(({ heat, r, j }) => {
-        const own = this.rows[r].cells;
-        return {
-          label: heat.label,
-          current: r === row,
-          unit: own.text[j] === cells.text[i] ? "" : visibleText(own.text[j]).slice(0, 40),
-          value: valueText(heat, own, j),
-          share: heat.shares[j] === null ? "" : percent(heat.shares[j]),
-          rank: heat.ranks[j] === null ? "" : `rank ${heat.ranks[j]} of ${heat.ranked}`,
-        };
-      });
-    return { text: cells.text[i], facts: facts.join(" · "), lines };
-  }
-
-  factOf(token) {
-    return this.answer.answer.facts[token - this.answer.answer.base];
   }
 
   /* Put the card under its cell, or above it where there is no room; narrow pages dock it to the bottom (CSS). */
@@ -408,22 +376,4 @@ class TokenBoard {
     download(paintBoard(this.root, this.palette, this.background), "attriscope.png");
     this.root.classList.remove("printing");
   }
-}
-
-/* Nearest cell, by horizontal center, of the line above or below. */
-function lineNeighbor(elements, i, step) {
-  const center = (rect) => (rect.left + rect.right) / 2;
-  const here = elements[i].getClientRects()[0];
-  let best = i;
-  let line = null;
-  for (let j = i + step; j >= 0 && j < elements.length; j += step) {
-    const rect = elements[j].getClientRects()[0];
-    if (!rect || Math.abs(rect.top - here.top) < 4) continue;
-    line ??= rect.top;
-    if (Math.abs(rect.top - line) >= 4) break;
-    if (best === i || Math.abs(center(rect) - center(here)) < Math.abs(center(elements[best].getClientRects()[0]) - center(here))) {
-      best = j;
-    }
-  }
-  return best;
 }

@@ -87,7 +87,7 @@ function isUnmeasured(row, cells, i) {
 }
 
 function valueText(row, cells, i) {
-  if (row.values[i] !== null) return number(row.values[i]);
+  if (row.values[i] !== null) return number(row.values[i]) + (Math.abs(row.values[i]) < row.noise ? ", below noise" : "");
   if (cells.state[i] === "target") return "the target";
   return cells.state[i] === "later" ? "after the target" : "not measured";
 }
@@ -215,4 +215,38 @@ function fillCard(card, { text, facts, lines }) {
     body.push(table);
   }
   card.querySelector(".card-body").replaceChildren(...body);
+}
+
+/* The words of the card for one cell, with the values of the same token in every row. */
+function describeCell(board, { row, i }) {
+  const { cells } = board.rows[row];
+  const ids = cells.ids[i];
+  const where = cells.stop[i] - cells.start[i] > 1 ? `tokens ${cells.start[i]}–${cells.stop[i] - 1}` : `token ${cells.start[i]}`;
+  const idText = `${ids.length > 1 ? "ids" : "id"} ${ids.slice(0, 8).join(", ")}${ids.length > 8 ? " …" : ""}`;
+  const facts = [ROLE_NAMES[cells.role[i]], idText, where];
+  const answer = board.data.answer;
+  const fact = answer?.facts[cells.start[i] - answer.base];
+  if (fact) {
+    facts.push(`probability ${percent(fact.probability)}, rank ${fact.rank}`);
+    facts.push(`otherwise “${visibleText(fact.other)}” ${percent(fact.other_probability)}`);
+  }
+  const lines = board.data.rows
+    .map((heat, r) => ({ heat, r, j: r === row ? i : board.cellOf(r, cells.start[i]) }))
+    .filter(({ heat, j }) => !heat.refusal && j >= 0)
+    .map(({ heat, r, j }) => {
+      const own = board.rows[r].cells;
+      return {
+        label: heat.label,
+        current: r === row,
+        unit: sameSpan(own, j, cells, i) ? "" : visibleText(own.text[j]).slice(0, 40),
+        value: valueText(heat, own, j),
+        share: heat.shares[j] === null ? "" : percent(heat.shares[j]),
+        rank: heat.ranks[j] === null ? "" : `rank ${heat.ranks[j]} of ${heat.ranked}`,
+      };
+    });
+  return { text: cells.text[i], facts: facts.join(" · "), lines };
+}
+
+function sameSpan(a, i, b, j) {
+  return a.start[i] === b.start[j] && a.stop[i] === b.stop[j];
 }

@@ -1,4 +1,4 @@
-/* Characters and colors of a board. Plain functions without state; the drawing is in token_strip.js. */
+/* Characters, colors and geometry of a board. Plain functions without state; the drawing is in token_strip.js. */
 
 const BIDI_CONTROLS = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/u;
 const IGNORABLE = /\p{Default_Ignorable_Code_Point}/u;
@@ -133,4 +133,24 @@ function barColors(palette, signed, background) {
   const zero = `rgb(${background})`;
   const side = (name) => palette[name].map(([back]) => back);
   return signed ? [...side("against").reverse(), zero, ...side("for")] : [zero, ...side("more")];
+}
+
+/* ----------------------------------------------------------------------------------------------- geometry */
+
+/* Nearest cell, by horizontal center, of the line above or below. */
+function lineNeighbor(elements, i, step) {
+  const center = (rect) => (rect.left + rect.right) / 2;
+  const here = elements[i].getClientRects()[0];
+  let best = i;
+  let line = null;
+  for (let j = i + step; j >= 0 && j < elements.length; j += step) {
+    const rect = elements[j].getClientRects()[0];
+    if (!rect || Math.abs(rect.top - here.top) < 4) continue;
+    line ??= rect.top;
+    if (Math.abs(rect.top - line) >= 4) break;
+    if (best === i || Math.abs(center(rect) - center(here)) < Math.abs(center(elements[best].getClientRects()[0]) - center(here))) {
+      best = j;
+    }
+  }
+  return best;
 }

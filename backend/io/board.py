@@ -195,6 +195,7 @@ def _heat_row(
         shares=_plain(reading.shares(count_outside), 4) + none,
         ranks=ranks + none,
         ranked=ranked,
+        noise=short(2 * reading.noise),
     )
 
 

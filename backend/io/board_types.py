@@ -74,6 +74,7 @@ class HeatRow:
         shares: Shares in [0, 1].
         ranks: 1 for the largest absolute score among the units that set the scale.
         ranked: How many units are ranked.
+        noise: Scores below this size are numerical noise.
         refusal: Why there are no scores; empty if there are.
     """
 
@@ -95,6 +96,7 @@ class HeatRow:
     shares: tuple[float | None, ...] = ()
     ranks: tuple[int | None, ...] = ()
     ranked: int = 0
+    noise: float = 0.0
     refusal: str = ""
 
 

@@ -120,7 +120,7 @@ def _tables(explanation: Explanation) -> str:
         ("Model", model.id),
         ("Revision", model.revision or "unknown"),
         ("Architecture", f"{model.architecture}, {model.parameters:,} parameters, {model.attention} attention"),
-        ("Device", f"{model.device}, {model.dtype}. {model.device_reason}"),
+        ("Device", "; ".join(part for part in (f"{model.device}, {model.dtype}", model.device_reason) if part)),
         ("Explained", OBJECTIVE_NAMES[explanation.objective]),
         ("Units", f"{explanation.level}. {level_rule(explanation.level)}"),
         ("Foil", "".join(token.text for token in explanation.foil) or "none"),
@@ -135,6 +135,7 @@ def _tables(explanation: Explanation) -> str:
          f"{t.runner_up_probability:.4g}")
         for t in explanation.targets
     ]  # fmt: skip
+    columns = 5 if any(result.refusal for result in explanation.results) else 4
     methods = [
         (
             traits_of(result).label,
@@ -142,7 +143,7 @@ def _tables(explanation: Explanation) -> str:
             f"{result.seconds:.3g} s",
             passes_text(result.passes),
             result.refusal,
-        )
+        )[:columns]
         for result in explanation.results
     ]
     checks = [
@@ -153,7 +154,7 @@ def _tables(explanation: Explanation) -> str:
     parts = [
         _table("Origin", (), origin),
         _table("Targets", ("Position", "Id", "Token", "Probability", "Rank", "Runner-up", "Its probability"), targets),
-        _table("Methods", ("Method", "Parameters", "Time", "Passes", "Refused because"), methods),
+        _table("Methods", ("Method", "Parameters", "Time", "Passes", "Refused because")[:columns], methods),
         _table("Checks", ("Method", "Check", "Value", "Verdict", "Meaning"), checks) if checks else "",
         f"<details><summary>The rendered prompt, exactly as tokenized</summary>"
         f'<pre dir="auto">{_escape(explanation.passage.rendered)}</pre></details>',

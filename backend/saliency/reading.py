@@ -292,7 +292,7 @@ def display_scale(
 
     Own scale: full color is the method's largest score. Shared scale: full color is the largest share of the total
     that any of the methods gives to one unit, so that colors of different methods mean the same share. BOS and
-    template tokens do not set the scale; they and others beyond it are clipped.
+    template tokens do not set the scale; they and others beyond it are clipped. Numerical noise is drawn as zero.
 
     Args:
         readings: One per method.
@@ -316,6 +316,7 @@ def display_scale(
             else f"Own scale: full color is {reach:.3g}."
         )
         values = np.clip(reading.values / np.float32(reach), -1 if reading.traits.signed else 0, 1)
+        values[np.abs(reading.values) < 2 * reading.noise] = 0
         values[~(reading.measured & reading.visible)] = np.nan
         out.append(Scaled(values.astype(np.float32), reach, rule))
     return tuple(out)

@@ -245,6 +245,8 @@ def test_scores_below_the_noise_floor_are_no_signal():
     quiet, loud = [read(e, r, [0]) for r in e.results]
     assert not quiet.has_signal
     assert loud.has_signal
+    (scaled,) = display_scale([loud])
+    assert scaled.values.tolist() == [0, 0, 1, 0]
 
 
 def test_unmeasured_and_unseen_units_have_no_color():
