@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from backend.errors import ModelUnavailable
 from backend.models.weights import find_weights
@@ -66,9 +67,10 @@ def embedded_folder(cache_dir: Path, tick: Tick = no_tick) -> tuple[Path, str]:
             revision = _revision_if_whole(folder, source)  # another process may have been faster
             if not revision:
                 revision = _convert(source, folder, tick)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the second is how a full disk shows while weights are written
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise ModelUnavailable(
-            f"The embedded model cannot be unpacked into {cache_dir}: {error.strerror or error}.",
+            f"The embedded model cannot be unpacked into {cache_dir}: {reason}.",
             "Free about 600 MB of disk space there, or set ATTRISCOPE_CACHE_DIR to another folder.",
         ) from error
     return folder, revision

@@ -135,7 +135,7 @@ def _check_names(repo_id: str, sizes: dict[str, int]) -> None:
 def _check_disk(settings: Settings, size: int) -> None:
     free = shutil.disk_usage(settings.cache_dir).free
     if size > free:
-        raise _disk_full(settings, f"{size / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free")
+        raise _disk_full(settings, f"{size / 1e6:,.1f} MB are needed, {free / 1e6:,.1f} MB are free")
 
 
 def _disk_full(settings: Settings, detail: str) -> ModelUnavailable:

@@ -293,7 +293,7 @@ def test_missing_shard_on_the_hub(hub, shelf, settings):
 def test_full_disk_is_seen_before_the_download(hub, settings, monkeypatch):
     real = download.shutil.disk_usage
     monkeypatch.setattr(download.shutil, "disk_usage", lambda path: real(path)._replace(free=10))
-    with pytest.raises(ModelUnavailable, match=r"full: .* GB are needed"):
+    with pytest.raises(ModelUnavailable, match=r"full: .* MB are needed"):
         find_source(ModelRef("lab/single"), settings)
     assert "model.safetensors" not in hub.downloads()
 
