@@ -109,6 +109,11 @@ class Ticket:
         return self._queue.ahead(self._job)
 
     @property
+    def blocked_by(self) -> str:
+        """What the job that runs now is doing, while this one waits."""
+        return self._queue.stage() if self.state == "waiting" else ""
+
+    @property
     def seconds(self) -> float:
         """Seconds since the job started; 0 while it waits."""
         if not self._job.started:
@@ -205,6 +210,11 @@ class JobQueue:
             if job not in self._waiting:
                 return 0
             return self._waiting.index(job) + (self._running is not None)
+
+    def stage(self) -> str:
+        """What the running job is doing; empty if none runs."""
+        running = self._running
+        return running.stage if running else ""
 
     def load(self) -> tuple[int, int]:
         """Return how many jobs run (0 or 1) and how many wait."""

@@ -5,6 +5,8 @@ Same colors and the same rules as the token strip. Plotly reads texts as a kind 
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -12,8 +14,8 @@ from backend.io.board_types import PALETTE, plain_line
 from backend.saliency.reading import Reading, read
 from backend.types import Explanation, Level, TokenAttribution, visible
 
-MOST_LABELS = 64
-"""With more columns than this, labels would overlap; the texts are then shown on hover only."""
+MOST_LABELS = 128
+"""With more columns than this, texts are shown on hover only. With fewer, Plotly leaves out labels that do not fit."""
 
 _LABEL_LENGTH = 18
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"}
@@ -36,8 +38,10 @@ def target_source_heatmap(explanation: Explanation, result: TokenAttribution, le
     columns = [plain_label(_text(explanation, unit)) for unit in first.units]
     rows = [plain_label(target.text) for target in explanation.targets]
     signed = first.traits.signed
+    labels = len(columns) <= MOST_LABELS
     heat = go.Heatmap(
         z=values,
+        x=_distinct(columns) if labels else None,
         zmin=-reach if signed else 0.0,
         zmax=reach,
         zmid=0.0 if signed else None,
@@ -49,12 +53,10 @@ def target_source_heatmap(explanation: Explanation, result: TokenAttribution, le
         ygap=1,
         colorbar={"title": {"text": "score", "side": "right"}, "thickness": 10, "outlinewidth": 0},
     )
-    labels = len(columns) <= MOST_LABELS
     figure = go.Figure(heat)
     figure.update_xaxes(
-        tickmode="array",
-        tickvals=list(range(len(columns))) if labels else [],
-        ticktext=columns if labels else [],
+        type="category" if labels else "linear",
+        showticklabels=labels,
         tickangle=-60,
         automargin=True,
         title=None if labels else f"{len(columns)} sources, in reading order",
@@ -87,6 +89,16 @@ def plain_label(text: str) -> str:
     if len(shown) > _LABEL_LENGTH:
         shown = shown[: _LABEL_LENGTH - 1] + "…"
     return "".join(_ESCAPES.get(char, char) for char in shown)
+
+
+def _distinct(labels: list[str]) -> list[str]:
+    """Tell equal labels apart by invisible characters: on a category axis each label names one column."""
+    seen: Counter[str] = Counter()
+    out = []
+    for label in labels:
+        out.append(label + "\u200b" * seen[label])
+        seen[label] += 1
+    return out
 
 
 def _text(explanation: Explanation, unit: tuple[int, int]) -> str:

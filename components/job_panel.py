@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import streamlit as st
 
 from backend.engine import Request
-from backend.errors import AppError, Busy, PromptTooLong
+from backend.errors import AppError, Busy
 from backend.jobs import Ticket
 from components.page import engine, session_id, show_error
-
-Start = Literal["auto", "ask"]
 
 
 def job_panel(slot: str, request: Request, *, start: bool = True) -> Any:
@@ -39,11 +37,11 @@ def job_panel(slot: str, request: Request, *, start: bool = True) -> Any:
             return None
     if ticket.state == "done":
         return ticket.result
-    _watch(slot, ticket)
+    _watch(slot, ticket, request)
     return None
 
 
-def _watch(slot: str, ticket: Ticket) -> None:
+def _watch(slot: str, ticket: Ticket, request: Request) -> None:
     was_active = ticket.active  # fixed for this run of the page: decides whether the fragment polls
 
     @st.fragment(run_every=0.4 if was_active else None)
@@ -56,7 +54,7 @@ def _watch(slot: str, ticket: Ticket) -> None:
         elif was_active:
             st.rerun()  # once: the page draws the result, or the reason why there is none
         else:
-            _stopped(slot, ticket)
+            _stopped(slot, ticket, request)
 
     panel()
 
@@ -64,22 +62,26 @@ def _watch(slot: str, ticket: Ticket) -> None:
 def _status(ticket: Ticket) -> str:
     if ticket.state == "waiting":
         ahead = ticket.ahead
-        return "Starting" if ahead == 0 else f"Waiting: {ahead} ahead of you"
+        running = ticket.blocked_by
+        return f"Waiting: {ahead} ahead of you" + (f" · now: {running}" if running else "") if ahead else "Starting"
     done, total = ticket.progress
     steps = f" · {done} of {total}" if total > 1 else ""
     return f"{ticket.stage or 'Starting'}{steps} · {ticket.seconds:.0f} s"
 
 
-def _stopped(slot: str, ticket: Ticket) -> None:
+def _stopped(slot: str, ticket: Ticket, request: Request) -> None:
     error = ticket.error
     if ticket.state == "cancelled":
         st.text("Cancelled. Nothing was lost; run it again when you like.")
     elif error is not None:
         show_error(error)
-        if isinstance(error, PromptTooLong):
-            st.session_state[f"{slot}_too_long"] = (error.tokens, error.limit)
     else:
         show_error(AppError("The job ended without a result.", "Run it again."))
     if st.button("Run again", key=f"{slot}_again"):
         engine().forget(ticket.owner)
-        st.rerun()  # a click in a fragment reruns only the fragment
+        try:
+            engine().submit(ticket.owner, request)
+        except Busy as busy:
+            show_error(busy)
+        else:
+            st.rerun()  # a click in a fragment reruns only the fragment

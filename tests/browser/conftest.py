@@ -1,9 +1,11 @@
 """A real server and a real Chromium; every page is watched for outside requests, console errors and run scripts."""
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from scripts.drive import Watch, launch, running_app
+
+expect.set_options(timeout=30_000)  # a busy machine draws slowly; no test measures time
 
 
 @pytest.fixture(scope="session")

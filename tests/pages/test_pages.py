@@ -1,0 +1,141 @@
+"""The pages without a browser: they draw, they fill their controls from results, they say what went wrong."""
+
+import re
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from backend.io.examples import list_examples, load_example
+
+ROOT = Path(__file__).resolve().parents[2]
+SHELL = str(ROOT / "components" / "shell.py")
+SALIENCY = "../pages/saliency.py"
+
+
+@pytest.fixture
+def app(monkeypatch, tmp_path):
+    import streamlit as st
+
+    from backend.settings import get_settings
+
+    monkeypatch.setenv("ATTRISCOPE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("ATTRISCOPE_WARM_UP", "false")
+    get_settings.cache_clear()
+    st.cache_resource.clear()
+    yield AppTest.from_file(SHELL, default_timeout=30)
+    st.cache_resource.clear()
+    get_settings.cache_clear()
+
+
+def saliency(app, **query):
+    for name, value in query.items():
+        app.query_params[name] = value
+    return app.run().switch_page(SALIENCY).run()
+
+
+def texts(app):
+    return "\n".join(element.value for element in app.get("text"))
+
+
+def test_home_lists_every_example(app):
+    app.run()
+    assert not app.exception
+    shown = "\n".join(element.value for element in app.markdown)
+    for example in list_examples():
+        assert example.title in shown
+
+
+def test_the_saliency_page_begins_with_a_prompt_and_no_result(app):
+    page = saliency(app)
+    assert not page.exception
+    assert page.text_area(key="s_text").value
+    assert page.button(key="s_ask").label == "Answer"
+    assert not page.tabs
+
+
+def test_every_example_fills_the_controls_it_was_made_with(app):
+    page = saliency(app)
+    for example in list_examples():
+        page.button(key=f"s_example_{example.name}").click().run()
+        assert not page.exception
+        explanation = load_example(example.name)
+        assert page.session_state["s_opened"] is explanation
+        assert page.session_state["s_methods"] == [result.method for result in explanation.results]
+        assert page.session_state["s_level"] == explanation.level
+        assert page.text_input(key="s_foil").value == "".join(token.text for token in explanation.foil)
+        if not explanation.prompt.is_chat:
+            assert page.text_area(key="s_text").value == explanation.prompt.text
+        assert re.fullmatch(r"[0-9a-f]{64}", str(page.query_params["run"]))
+        assert {tab.label for tab in page.tabs} >= {"Numbers", "Checks", "Origin"}
+
+
+def test_changing_a_control_leaves_the_opened_result_and_asks_before_loading_a_model(app):
+    page = saliency(app)
+    page.button(key=f"s_example_{list_examples()[0].name}").click().run()
+    page.text_input(key="s_foil").set_value(" kitchen").run()
+    assert not page.tabs, "a result is shown only with the settings that made it"
+    assert "loads it first" in texts(page)
+    page.text_input(key="s_foil").set_value("").run()
+    assert page.tabs
+
+
+def test_settings_survive_a_walk_through_the_pages(app):
+    page = saliency(app)
+    page.text_area(key="s_text").set_value("Another prompt is").run()
+    page.slider(key="s_max_new_tokens").set_value(7).run()
+    page.switch_page("../pages/home.py").run()
+    page.switch_page(SALIENCY).run()
+    assert page.text_area(key="s_text").value == "Another prompt is"
+    assert page.slider(key="s_max_new_tokens").value == 7
+
+
+def test_chat_turns_can_be_added_and_removed(app):
+    page = saliency(app)
+    page.session_state["s_mode"] = "Chat"
+    page.run()
+    page.button(key="s_turn_add").click().run()
+    assert page.selectbox(key="s_turn_1_role").value == "assistant"
+    page.button(key="s_turn_drop").click().run()
+    assert "s_turn_1_text" not in {area.key for area in page.text_area}
+    assert not page.exception
+
+
+def test_an_upload_that_is_no_export_is_refused_and_loses_nothing(app):
+    page = saliency(app)
+    page.text_area(key="s_text").set_value("Keep me").run()
+    page.file_uploader(key="s_upload").upload("x.json", b'{"kind": "other"}', "application/json").run()
+    assert "not an explanation exported by Attriscope" in texts(page)
+    assert page.text_area(key="s_text").value == "Keep me"
+
+
+def test_an_exported_file_opens(app):
+    data = (ROOT / "assets" / "examples" / "paris-rather-than-london.json").read_bytes()
+    page = saliency(app)
+    page.file_uploader(key="s_upload").upload("x.json", data, "application/json").run()
+    assert not page.exception
+    assert page.text_input(key="s_foil").value == " London"
+
+
+def test_a_full_queue_is_said(app, monkeypatch):
+    from backend.engine import Engine
+    from backend.errors import Busy
+
+    def full(*args):
+        raise Busy("16 jobs are waiting already; the queue takes no more.", "Try again in a minute.")
+
+    monkeypatch.setattr(Engine, "submit", full)
+    page = saliency(app)
+    page.button(key="s_ask").click().run()
+    assert "16 jobs are waiting" in texts(page)
+    assert page.button(key="answer_retry")
+
+
+def test_generated_controls_follow_the_parameters_of_methods(app):
+    page = saliency(app)
+    page.button(key="s_example_where-is-the-phone").click().run()
+    page.session_state["s_methods"] = ["integrated_gradients"]
+    page.run()
+    steps = page.slider(key="s_integrated_gradients_steps")
+    assert (steps.min, steps.max) == (8, 512)
+    assert page.selectbox(key="s_integrated_gradients_baseline").options
