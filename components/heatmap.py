@@ -9,6 +9,7 @@ from collections import Counter
 
 import numpy as np
 import plotly.graph_objects as go
+import streamlit as st
 
 from backend.io.board_types import PALETTE, plain_line
 from backend.saliency.reading import Reading, read
@@ -24,8 +25,7 @@ _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"}
 def target_source_heatmap(explanation: Explanation, result: TokenAttribution, level: Level = "token") -> go.Figure:
     """Draw one method's scores, one row per target token and one column per source unit.
 
-    Signed scores diverge around zero, unsigned ones start at zero; zero is transparent, so the figure suits light and
-    dark pages. BOS and template tokens do not set the scale. Sources that a target cannot see, and sources that were
+    Signed scores diverge around zero, unsigned ones start at zero; zero is transparent and shows the page. BOS and template tokens do not set the scale. Sources that a target cannot see, and sources that were
     not measured, are gaps.
 
     Raises:
@@ -77,7 +77,7 @@ def target_source_heatmap(explanation: Explanation, result: TokenAttribution, le
         margin={"l": 8, "r": 8, "t": 8, "b": 8},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": "#7d8790", "size": 12},
+        font={"color": "#a3adb6" if st.context.theme.type == "dark" else "#5a6570", "size": 12},
         dragmode=False,
     )
     return figure
