@@ -25,8 +25,9 @@ _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"}
 def target_source_heatmap(explanation: Explanation, result: TokenAttribution, level: Level = "token") -> go.Figure:
     """Draw one method's scores, one row per target token and one column per source unit.
 
-    Signed scores diverge around zero, unsigned ones start at zero; zero is transparent and shows the page. BOS and template tokens do not set the scale. Sources that a target cannot see, and sources that were
-    not measured, are gaps.
+    Signed scores diverge around zero, unsigned ones start at zero; zero is transparent and shows the page. BOS and
+    template tokens do not set the scale. Sources that a target cannot see, and sources that were not measured, are
+    gaps.
 
     Raises:
         BadRequest: If the result has no scores.
