@@ -17,7 +17,7 @@ from rich.text import Text
 from backend.engine import Engine
 from backend.errors import AppError, BadRequest
 from backend.io import bundle
-from backend.io.export import to_csv, to_html
+from backend.io.export import CSV_ENCODING, to_csv, to_html
 from backend.models.identity import downloaded
 from backend.registry import default_params, get_method, list_methods, make_params
 from backend.settings import get_settings
@@ -185,7 +185,7 @@ def saliency(
     if json is not None:
         _write(json, bundle.encode(explanation))
     if csv is not None:
-        _write(csv, to_csv(explanation).encode())
+        _write(csv, to_csv(explanation).encode(CSV_ENCODING))
     if html is not None:
         _write(html, to_html(explanation).encode())
     if all(result.refusal for result in explanation.results):

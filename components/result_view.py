@@ -6,7 +6,7 @@ import streamlit as st
 
 from backend.io import bundle
 from backend.io.board import build_board
-from backend.io.export import to_csv, to_html, to_python_call
+from backend.io.export import CSV_ENCODING, to_csv, to_html, to_python_call
 from backend.saliency.agreement import agreement
 from backend.saliency.reading import read, segment_shares, traits_of
 from backend.saliency.units import level_rule
@@ -151,25 +151,13 @@ def _export(explanation: Explanation, request: SaliencyRequest | None) -> None:
     key = remember_shown(explanation)
     name = f"attriscope-{key[:8]}"
     with st.popover("Export and share", icon=":material/ios_share:"):
-        st.download_button(
-            "JSON",
-            lambda: bundle.encode(explanation),
-            f"{name}.json",
-            "application/json",
-            key="s_json",
-            on_click="ignore",
+        downloads = (
+            ("JSON", "json", "application/json", lambda: bundle.encode(explanation)),
+            ("CSV", "csv", "text/csv", lambda: to_csv(explanation).encode(CSV_ENCODING)),
+            ("Web page (HTML)", "html", "text/html", lambda: to_html(explanation).encode()),
         )
-        st.download_button(
-            "CSV", lambda: to_csv(explanation), f"{name}.csv", "text/csv", key="s_csv", on_click="ignore"
-        )
-        st.download_button(
-            "Web page (HTML)",
-            lambda: to_html(explanation),
-            f"{name}.html",
-            "text/html",
-            key="s_html",
-            on_click="ignore",
-        )
+        for label, ending, mime, make in downloads:  # made when clicked, not at every run of the page
+            st.download_button(label, make, f"{name}.{ending}", mime, key=f"s_{ending}", on_click="ignore")
         st.caption("A picture (PNG) is made by the button in the board below.")
         st.caption("Link to this result, valid while this server keeps it. It does not contain the prompt:")
         st.code(f"{_address()}/saliency?run={key}", language=None, wrap_lines=True)

@@ -13,11 +13,11 @@ def device_line() -> None:
     info = engine().last_model()
     if info is None:
         device = "chosen when the first model loads" if settings.device == "auto" else settings.device
-        st.write(f"Device: {device}. The embedded model, SmolLM2-135M-Instruct, works without a network.")
+        st.text(f"Device: {device}. The embedded model, SmolLM2-135M-Instruct, works without a network.")
     else:
-        st.write(f"Device: {info.device}, {info.dtype}. {info.device_reason}")
+        st.text(f"Device: {info.device}, {info.dtype}: {info.device_reason}.")
     hub = "switched off" if settings.offline else settings.hub_endpoint
-    st.caption(f"Model hub: {hub} · up to {settings.memory_budget_gb:g} GB of models in memory at once")
+    st.text(f"Model hub: {hub}. Up to {settings.memory_budget_gb:g} GB of models in memory at once.")
     if engine().store_trouble:
         st.warning("Results cannot be kept on disk at present; a restart will forget them.")
 
