@@ -10,6 +10,7 @@ from backend.errors import PromptTooLong
 from backend.types import AnswerRequest, CutRequest, Prompt, visible
 from components.job_panel import job_panel
 from components.page import engine, session_id
+from components.prompt_form import CUT_NOTE
 
 KEEP: dict[Literal["start", "end", "ends"], str] = {"start": "its start", "end": "its end", "ends": "both ends"}
 
@@ -38,7 +39,7 @@ def cut_offer(slot: str, asked: AnswerRequest) -> Prompt | None:
         return None
     st.session_state.pop("s_cut_asked")
     dropped = visible(cut.dropped)
-    st.session_state["s_cut_note"] = (
+    st.session_state[CUT_NOTE] = (
         f"{len(cut.dropped):,} characters were cut out after the first {cut.position:,}; {cut.tokens:,} tokens stay. "
         f"The cut began with: {dropped[:80]}"
     )

@@ -11,6 +11,7 @@ PLAIN, CHAT = "Plain text", "Chat"
 GENERATE, GIVEN = "Let the model answer", "Explain a given answer"
 
 _TO_FILL = "s_prompt_to_fill"
+CUT_NOTE = "s_cut_note"  # what was cut out of the prompt, until the next question
 
 _FIRST: dict[str, object] = {
     "s_answering": GENERATE,
@@ -46,7 +47,10 @@ def prompt_form() -> tuple[AnswerRequest | None, bool]:
             "Answer" if given is None else "Read", type="primary", icon=":material/play_arrow:", key="s_ask"
         )
         if anew:
+            state.pop(CUT_NOTE, None)
             state["s_asked"] = AnswerRequest(model, prompt, decoding, given)
+        if CUT_NOTE in state:
+            st.text(state[CUT_NOTE])
     asked: AnswerRequest | None = state.get("s_asked")
     return asked, anew
 

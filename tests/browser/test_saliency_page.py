@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from scripts.drive import Watch, running_app, wait_ready
+from tests.support.tiny import save_tiny
 
 pytestmark = [pytest.mark.browser, pytest.mark.smollm]
 
@@ -189,6 +190,33 @@ def test_two_sessions_in_parallel_get_their_own_results(tab):
     expect(heat_rows(second)).to_have_count(2, timeout=LONG)
     expect(heat_rows(first).first).to_contain_text("hot")
     expect(heat_rows(second).first).to_contain_text("planet")
+
+
+def test_two_browsers_on_different_models(tab, tmp_path):
+    save_tiny(tmp_path / "tiny-gpt2", "gpt2")
+    first, second = tab("/saliency"), tab("/saliency")
+    model = second.get_by_role("combobox", name="Model")
+    model.click()
+    model.fill(str(tmp_path / "tiny-gpt2"))
+    model.press("Enter")
+    wait_ready(second)
+    ask(first, "The color of grass is", tokens=1)
+    ask(second, "The color of snow is", tokens=1)
+    for page, words in ((first, "smollm2-135m-instruct"), (second, "tiny-gpt2")):
+        expect(page.locator(".st-key-s_board")).to_contain_text(words, timeout=LONG)
+        expect(heat_rows(page)).to_have_count(2, timeout=LONG)
+
+
+def test_a_model_that_cannot_be_had_is_a_sentence(tab):
+    page = tab("/saliency")
+    model = page.get_by_role("combobox", name="Model")
+    model.click()
+    model.fill("nobody/has-this-model")
+    model.press("Enter")
+    wait_ready(page)
+    page.get_by_role("button", name="Answer", exact=True).click()
+    expect(page.get_by_text("nobody/has-this-model has not been downloaded")).to_be_visible(timeout=LONG)
+    assert page.get_by_label("Prompt", exact=True).input_value()
 
 
 def test_closing_the_tab_frees_the_job(tab, app):
