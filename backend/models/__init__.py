@@ -1,6 +1,8 @@
 """Loading, placing, leasing and evicting models. Knows nothing of methods.
 
-``placement`` device and dtype · ``sources`` id to folder of files · ``bundled`` the embedded model · ``loading``
-folder to model · ``language`` the loaded model · ``passage`` text to tokens with roles · ``generation`` answers ·
-``hub`` leases, eviction, the load lock.
+Files: ``identity`` fingerprint for cache keys · ``sources`` id to files · ``download`` from a hub · ``bundled`` the
+embedded model · ``weights`` file headers · ``architecture`` what may be loaded. Loading: ``placement`` device and
+dtype · ``loading`` files to model · ``language`` the loaded model · ``hub`` leases, eviction, the load lock · ``quiet``
+no library chatter. Text: ``passage`` prompts and answers as tokens with roles · ``chat`` templates · ``characters``
+tokens to characters · ``cutting`` prompts that are too long · ``generation`` answers and their probabilities.
 """

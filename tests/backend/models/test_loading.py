@@ -1,5 +1,6 @@
 """Folders and GGUF files become models; everything that would explain nonsense is refused with its own sentence."""
 
+import gc
 import json
 import shutil
 
@@ -371,3 +372,20 @@ def test_out_of_memory_is_a_sentence_and_the_next_load_works(folder, monkeypatch
     assert "smaller model" in caught.value.hint
     assert caught.value.__context__ is None  # a kept traceback would pin the half-loaded tensors
     assert open_folder(folder).info.parameters > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cuda_takes_the_model_in_bfloat16_and_gives_its_memory_back(family, tmp_path):
+    path = save_tiny(tmp_path, family)
+    model = open_folder(path, ModelRef(str(path), device="cuda"))
+    assert (model.info.device, model.info.dtype) == ("cuda:0", "bfloat16")
+    ids = torch.tensor([[7, 8, 9, 10]])
+    expected = open_folder(path).module(ids).logits
+    got = model.module(ids.cuda()).logits.float().cpu()
+    assert torch.nn.functional.cosine_similarity(got.flatten(), expected.flatten(), dim=0) > 0.99
+    held = torch.cuda.memory_allocated()
+    nbytes = model.nbytes
+    del model
+    gc.collect()
+    assert held - torch.cuda.memory_allocated() >= nbytes
