@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar
 from backend.errors import BadRequest, UnknownMethod
 from backend.types import Passes, Scalar
 
-Kind = Literal["token"]
-Family = Literal["baseline", "gradient", "ablation", "attention"]
+Kind = Literal["token", "upsampler"]
+Family = Literal["baseline", "gradient", "ablation", "attention", "interpolation", "filter", "learned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Method:
     Attributes:
         name: Stable lower-case name; appears in links and exports.
         label: Name for menus.
-        kind: What it explains.
+        kind: "token" explains tokens; "upsampler" enlarges feature maps.
         family: For grouping and for the default normalization of displays.
         signed: Whether negative scores mean "against the target".
         additive: Whether scores of tokens may be summed to scores of words.
         params: Frozen dataclass of settings; defaults live there and nowhere else.
-        run: The method; see ``backend/saliency/__init__.py`` for its signature.
+        run: The method; see ``backend/saliency/__init__.py`` and ``backend/features/__init__.py`` for signatures.
         cost: Passes as a function of parameters and workload, before the run.
         summary: One sentence for the menu: what question it answers.
         reading: Legend in words: what a high and a low score mean, with the unit.
@@ -170,7 +170,9 @@ def params_dict(params: Any) -> dict[str, Scalar]:
 def _load(kind: Kind) -> None:
     """Import the method modules of a kind. They import torch only inside ``run``, so this is cheap."""
     if kind == "token":
-        import backend.saliency  # noqa: F401 - registers on import; here to keep the registry free of method imports
+        import backend.saliency
+    elif kind == "upsampler":
+        import backend.features  # noqa: F401 - as above
 
 
 def default_params(method: Method) -> dict[str, Scalar]:
