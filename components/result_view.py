@@ -15,7 +15,7 @@ from components.heatmap import target_source_heatmap
 from components.open_result import remember_shown
 from components.token_strip import token_board
 
-_MARKS = {"ok": ":material/check_circle:", "warn": ":material/warning:", "fail": ":material/error:"}
+_MARKS = {"ok": "✓", "warn": "△", "fail": "✕", "info": "·"}
 
 
 def result_view(explanation: Explanation, request: SaliencyRequest | None) -> None:
@@ -52,7 +52,9 @@ def result_view(explanation: Explanation, request: SaliencyRequest | None) -> No
     tabs = ["Numbers", "Checks", "Origin"]
     if len(explanation.targets) > 1:
         tabs.insert(0, "Target × source")
-    for name, tab in zip(tabs, st.tabs(tabs), strict=True):
+    for name, tab in zip(tabs, st.tabs(tabs, key="s_tab", on_change="rerun"), strict=True):
+        if not tab.open:  # only the chosen tab is drawn
+            continue
         with tab:
             if name == "Numbers":
                 _numbers(explanation, shown, rows, outside)
@@ -62,6 +64,7 @@ def result_view(explanation: Explanation, request: SaliencyRequest | None) -> No
                 _origin(explanation)
             else:
                 _matrix(explanation, shown)
+    remember_shown(explanation)  # last: writing to disk must not delay the drawing
 
 
 def _numbers(
@@ -81,13 +84,13 @@ def _numbers(
                 "shares are": segments.share_name,
             }
         )
-    st.dataframe(table, hide_index=True)
+    st.table(table, border="horizontal", hide_index=True)
     pairs = agreement(explanation, shown, rows, explanation.level)
     if not pairs:
         st.caption("Choose a second method to see how far they agree.")
         return
     labels = {result.method: traits_of(result).label for result in shown}
-    st.dataframe(
+    st.table(
         [
             {
                 "methods": f"{labels[pair.first]} and {labels[pair.second]}",
@@ -98,6 +101,7 @@ def _numbers(
             }
             for pair in pairs
         ],
+        border="horizontal",
         hide_index=True,
     )
 
@@ -105,18 +109,15 @@ def _numbers(
 def _checks(shown: list[TokenAttribution]) -> None:
     for result in shown:
         st.markdown(f"**{traits_of(result).label}**")
-        if not result.checks:
+        if result.checks:
+            st.text("\n".join(_check_line(check) for check in result.checks))
+        else:
             st.caption("This method makes no claim that could be checked.")
-        for check in result.checks:
-            _check(check)
 
 
-def _check(check: Check) -> None:
-    value = "" if check.value is None else f"{check.value:.4g}"
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.markdown(_MARKS.get(check.verdict, ":material/info:"), width="content")
-        st.text(f"{check.name.replace('_', ' ')}  {value}", width="content")
-        st.text(check.text)
+def _check_line(check: Check) -> str:
+    value = "" if check.value is None else f" {check.value:.4g}"
+    return f"{_MARKS[check.verdict]} {check.name.replace('_', ' ')}{value}: {check.text}"
 
 
 def _origin(explanation: Explanation) -> None:
@@ -128,8 +129,12 @@ def _origin(explanation: Explanation) -> None:
         f"explained: {explanation.objective}, computed {explanation.created}, seed {explanation.seed}\n"
         + ", ".join(f"{name} {version}" for name, version in explanation.versions.items())
     )
-    for result in explanation.results:
-        st.text(f"{result.method}: " + (", ".join(f"{k}={v}" for k, v in result.params.items()) or "no parameters"))
+    st.text(
+        "\n".join(
+            f"{result.method}: " + (", ".join(f"{k}={v}" for k, v in result.params.items()) or "no parameters")
+            for result in explanation.results
+        )
+    )
     with st.expander("The rendered prompt, exactly as tokenized"):
         st.code(explanation.passage.rendered, language=None, wrap_lines=True)
     with st.expander("Tokens and ids"):
@@ -148,9 +153,12 @@ def _matrix(explanation: Explanation, shown: list[TokenAttribution]) -> None:
 
 
 def _export(explanation: Explanation, request: SaliencyRequest | None) -> None:
+    popover = st.popover("Export and share", icon=":material/ios_share:", key="s_export", on_change="rerun")
+    if not popover.open:
+        return
     key = remember_shown(explanation)
     name = f"attriscope-{key[:8]}"
-    with st.popover("Export and share", icon=":material/ios_share:"):
+    with popover:
         downloads = (
             ("JSON", "json", "application/json", lambda: bundle.encode(explanation)),
             ("CSV", "csv", "text/csv", lambda: to_csv(explanation).encode(CSV_ENCODING)),
