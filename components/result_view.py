@@ -76,9 +76,9 @@ def _numbers(
         table.append(
             {
                 "method": traits_of(result).label,
-                "seconds": round(result.seconds, 3),
-                "forward passes": result.passes.forward,
-                "backward passes": result.passes.backward,
+                "time": f"{result.seconds:.2f} s",
+                "forward passes": f"{result.passes.forward:.4g}",
+                "backward passes": f"{result.passes.backward:.4g}",
                 "from store": "yes" if result.from_cache else "no",
                 **{f"{role} share": f"{share:.1%}" for role, share in segments.shares.items()},
                 "shares are": segments.share_name,
