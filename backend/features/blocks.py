@@ -9,7 +9,7 @@ Source: JAFAR (arXiv 2506.11136) and AnyUp (arXiv 2510.12764). Own implementatio
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F

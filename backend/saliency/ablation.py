@@ -183,8 +183,8 @@ class _Runner:
         places = self.strand.positions
         plain = self.question.rows(self.strand, self.plain_terms[None])[0]
         gap, noise = 0.0, np.zeros(len(self.question.targets))
-        for batch, part in ((1, 2), (2, 4)):
-            start = min(self.length // part, places[0]) if self.layers else 0
+        for batch, cut in ((1, 0.5), (2, 0.75)):
+            start = min(int(cut * self.length), places[0]) if self.layers else 0
             ids = torch.from_numpy(self.ids[start:]).to(self.device).expand(batch, -1)
             try:
                 with torch.no_grad():
@@ -203,7 +203,7 @@ class _Runner:
 
         Layers without attention (recurrent ones, convolutions) take no notice of a mask.
         """
-        stop = min(self.length, 12)
+        stop = min(self.length, 8)
         if stop < 3:
             return
         at = stop // 2

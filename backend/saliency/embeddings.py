@@ -72,18 +72,13 @@ def baseline_vector(model: LanguageModel, name: str) -> Tensor:
     """
     if name == "mean":
         rows = model.vocabulary_rows
-        chunks = (range(begin, min(begin + _CHUNK, rows)) for begin in range(0, rows, _CHUNK))
-        sums = [
-            embed(model, chunk).double().sum(0) if _doubles(model) else embed(model, chunk).float().sum(0)
-            for chunk in chunks
-        ]
-        return (torch.stack(sums).sum(0) / rows).float()
+        total = torch.zeros((), dtype=torch.float64)
+        for begin in range(0, rows, _CHUNK):
+            part = embed(model, range(begin, min(begin + _CHUNK, rows))).sum(0, dtype=torch.float32)
+            total = total + part.cpu().double()
+        return (total / rows).float().to(model.device)
     token = _token(model, name)
     return torch.zeros_like(embed(model, [0])[0]).float() if token is None else embed(model, [token])[0].float()
-
-
-def _doubles(model: LanguageModel) -> bool:
-    return model.device.type != "mps"  # which has no float64
 
 
 def _token(model: LanguageModel, name: str) -> int | None:

@@ -24,7 +24,7 @@ from backend.saliency.passes import logits_at
 from backend.saliency.question import Question
 from backend.types import Passes
 
-TOKENS_AT_ONCE = {"cpu": 512, "mps": 2048, "cuda": 16384}
+TOKENS_AT_ONCE = {"cpu": 1024, "mps": 2048, "cuda": 16384}
 """Tokens per pass beyond which a larger batch no longer pays; measured with the benchmark of costs."""
 
 _MEMORY_SHARE = 0.25

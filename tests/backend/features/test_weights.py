@@ -6,7 +6,9 @@ import collections
 import hashlib
 import http.server
 import pickle
+import sys
 import threading
+import types
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,28 +63,18 @@ def test_what_shapes_do_not_tell_is_read_from_the_files_remarks(tmp_path: Path) 
     assert (loaded.license, loaded.encoder) == ("CC0", "any")
 
 
-class Config:
-    """Stands for a configuration object of a library that is not installed."""
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-
 def official_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: dict[str, torch.Tensor]) -> Path:
     """Write a checkpoint as the official training does: state, moments of the optimizer, an OmegaConf object."""
-    monkeypatch.setattr(Config, "__module__", "omegaconf.dictconfig")
-    monkeypatch.setattr(Config, "__qualname__", "DictConfig")
-    monkeypatch.setattr(Config, "__name__", "DictConfig")
-    import sys
-    import types
-
-    fake = types.ModuleType("omegaconf.dictconfig")
-    fake.DictConfig = Config  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "omegaconf", types.ModuleType("omegaconf"))
-    monkeypatch.setitem(sys.modules, "omegaconf.dictconfig", fake)
+    config = type("DictConfig", (), {"__module__": "omegaconf.dictconfig"})
+    package, part = types.ModuleType("omegaconf"), types.ModuleType("omegaconf.dictconfig")
+    part.DictConfig = config  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "omegaconf", package)
+    monkeypatch.setitem(sys.modules, "omegaconf.dictconfig", part)
+    filled = config()
+    filled.content = {"lr": 3, "other": collections.defaultdict(list)}
     path = tmp_path / "official.pth"
-    moments = {"state": {0: {"exp_avg": torch.zeros(4)}}, "groups": collections.defaultdict(list)}
-    torch.save({"jafar": collections.OrderedDict(state), "optimizer_jafar": moments, "cfg": Config(3)}, path)
+    moments = {"state": {0: {"exp_avg": torch.zeros(4)}}}
+    torch.save({"jafar": collections.OrderedDict(state), "optimizer_jafar": moments, "cfg": filled}, path)
     return path
 
 
@@ -121,7 +113,7 @@ def test_files_that_could_run_code_are_refused_by_name(tmp_path: Path) -> None:
     marker = tmp_path / "it-ran"
     path = tmp_path / "bad.pth"
     torch.save({"jafar": jafar_state(), "cfg": Bomb(marker)}, path)
-    with pytest.raises(BadFile, match=r"could run code .* Path\.touch"):
+    with pytest.raises(BadFile, match=r"could run code .*pathlib\.Path"):
         load_file(path)
     path.write_bytes(pickle.dumps(Bomb(marker)))
     with pytest.raises(BadFile):
