@@ -83,7 +83,7 @@ def difference(
     one: Operator, other: Operator, features: Tensor, *, budget: int | None = None, tick: Tick = no_tick
 ) -> Tensor:
     """Return the distance between two upsamplers' vectors, relative to the mean length on the grid, (B, 1, H, W)."""
-    scale = features.norm(dim=1).mean().clamp(min=1e-12)
+    scale: Tensor = features.norm(dim=1).mean().clamp(min=1e-12)
     row = 0
 
     def reduce(y: Tensor) -> Tensor:
