@@ -155,7 +155,9 @@ def measure(model: LanguageModel, length: int, *, quick: bool, others: bool) -> 
             jobs.append(Job(name, call, ours[method].needs, ours[method].times, None))
     short = [job for job in jobs if job.times == 1]
     long = [job for job in jobs if job.times > 1]
-    once = interleaved(meter, references | {job.name: job.call for job in short}, 3 if quick else 15)
+    once = interleaved(
+        meter, references | {job.name: job.call for job in short}, 3 if quick else 21 if length <= 64 else 7
+    )
     lines = [Line(length, name, once[name], "", None, None, meter.extra_bytes(call)) for name, call in
              references.items()]  # fmt: skip
     lines += [
