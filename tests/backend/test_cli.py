@@ -131,6 +131,8 @@ def test_the_embedded_model_is_the_default(monkeypatch, smollm, tmp_path):
             "The capital of France is",
             "--target",
             " Paris",
+            "--foil",  # what makes it Paris rather than London is the country
+            " London",
             "-m",
             "occlusion",
             "--json",
