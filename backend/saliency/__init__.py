@@ -8,9 +8,15 @@ A method is a function ``run(model, question, params, tick) -> Scores``:
 * ``params`` is the module's frozen ``Params``; ``tick(done, total)`` reports progress and raises ``Cancelled``.
 
 Pages read names and ``Params`` from these modules, so they import torch and the torch-bound helpers inside
-functions only. Shared parts: ``question`` (targets, foils, scalars), ``gradients`` (embedding leaf, backward),
-``ablation`` (hide, delete, replace; prefix cache), ``units`` (words, sentences), ``reading`` (shares, agreement),
-``explain`` (runs a whole request).
+functions only. Shared parts:
+
+* ``question``: targets, foils, the scalar S. ``passes``: one pass, logits at chosen positions.
+* ``embeddings``: reading and exchanging input embeddings, baselines. ``gradients``: rows and their gradients, batches.
+* ``ablation``: hide, delete, replace, for any sets of tokens. It stands on ``variants`` (what is left, where targets
+  are read), ``masks`` (attention masks), ``prefix`` (keys and values computed once), ``grouping`` (which share a pass).
+* ``checks``, ``ablation_checks``: assertions and warnings that travel with the scores.
+* ``explain``: a whole request, stored scores, refusals. ``calibration``: what it will cost.
+* ``units``, ``reading``, ``agreement``: scores at the level of words and sentences, shares, comparison of methods.
 """
 
 from backend.saliency import (

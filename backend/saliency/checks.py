@@ -24,6 +24,7 @@ GREEN, AMBER = 0.05, 0.2
 """Residuals up to which scores add up, and up to which they nearly do."""
 
 _NORM_CORRELATION = 0.5  # above it, scores mostly tell which embeddings are short
+_SINK = 0.2  # share of the first token from which it is worth a word
 _FEW = 5  # sources that a correlation needs at least
 
 
@@ -115,12 +116,10 @@ def first_token_share(question: Question, scores: Array) -> Check:
     total = float(size.sum())
     share = float(size[first].sum() / total) if total > 0 else 0.0
     name = "BOS" if has_bos else "the first token"
-    return Check(
-        "first_token_share",
-        share,
-        "info",
-        f"{share:.0%} of all absolute scores lie on {name}. Many models park attention there, whatever it says.",
-    )
+    text = f"{share:.0%} of all absolute scores lie on {name}."
+    if share > _SINK:
+        text += " Many models park attention there, whatever it says."
+    return Check("first_token_share", share, "info", text)
 
 
 def short_embeddings(question: Question, scores: Array, norms: Array) -> list[Check]:

@@ -49,7 +49,7 @@ def logits_at(
         float32, shape ``(batch, len(positions), vocabulary)``.
     """
     takes = inspect.signature(model.module.forward).parameters
-    wanted = torch.tensor(positions, dtype=torch.int64, device=ids.device)
+    wanted = torch.tensor(positions, dtype=torch.int64)  # on the CPU, since the head may live on any device
     given: dict[str, Any] = {"input_ids": ids}
     if "use_cache" in takes:
         given["use_cache"] = cache is not None
@@ -64,7 +64,7 @@ def logits_at(
     with _precise_head(model.module):
         logits: Tensor = model.module(**given).logits
     if "logits_to_keep" not in takes:
-        logits = logits[:, wanted.to(logits.device)]
+        logits = logits[:, wanted]
     return logits.float()
 
 
