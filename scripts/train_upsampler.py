@@ -96,15 +96,18 @@ class Trainer:
         self.packages = {} if photos else training_photos.PACKAGES
         device = torch.device(settings.device)
         self.source: Source
+        # Building encoders draws random numbers only the first time in a process; weights must not depend on that.
         if settings.model == "jafar":
             encoder = load_encoder(layer=settings.layer, device=device)
             self.source = JafarSource(encoder, settings.pooled)
+            torch.manual_seed(settings.seed)
             self.model: JAFAR | AnyUp = JAFAR(
                 qk_dim=settings.dim, v_dim=encoder.info.channels, num_heads=settings.heads
             )
             self.tag = encoder.info.tag
         else:
             self.source = AnyUpSource(settings.seed, device)
+            torch.manual_seed(settings.seed)
             self.model = AnyUp(qk_dim=settings.dim, num_heads=settings.heads, init_gaussian_derivatives=True)
             self.tag = ""
         self.model.to(device).train()
@@ -146,7 +149,7 @@ class Trainer:
     def _train(self, generator: torch.Generator) -> float:
         chosen = torch.randint(len(self.pictures), (self.settings.batch,), generator=generator)
         pictures = self.pictures[chosen].to(self.settings.device).float() / 255
-        example = self.source.example(pictures, self.step, generator)
+        example = self.source.example(pictures, chosen.tolist(), self.step, generator)
         loss = self._loss(example, generator)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -174,9 +177,8 @@ class Trainer:
         likeness = []
         for number, picture in enumerate(self.held):
             generator = torch.Generator().manual_seed(number)
-            example = self.source.example(
-                picture[None].to(self.settings.device).float() / 255, 3 + 4 * number, generator
-            )
+            given = picture[None].to(self.settings.device).float() / 255
+            example = self.source.example(given, [-1 - number], 3 + 4 * number, generator)
             guide = normalized(example.guide, example.mean, example.std)
             whole = self.model(guide, example.low, example.size)
             part = whole if example.window is None else whole[:, :, example.window[0], example.window[1]]

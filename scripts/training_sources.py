@@ -48,8 +48,15 @@ class Source(ABC):
     """Makes examples from large pictures."""
 
     @abstractmethod
-    def example(self, pictures: Tensor, step: int, generator: torch.Generator) -> Example:
-        """Return an example of pictures (B, 3, 448, 448) in [0, 1]; the same for the same generator and step."""
+    def example(self, pictures: Tensor, names: list[int], step: int, generator: torch.Generator) -> Example:
+        """Return an example; the same for the same pictures, step and generator.
+
+        Args:
+            pictures: (B, 3, 448, 448) in [0, 1].
+            names: A number for each picture, under which its features may be kept.
+            step: Training step.
+            generator: Of everything random.
+        """
 
 
 def resized(picture: Tensor, side: int, antialias: bool = True) -> Tensor:
@@ -63,25 +70,34 @@ class JafarSource(Source):
 
     def __init__(self, encoder: Encoder, pooled: float) -> None:
         self.encoder, self.pooled = encoder, pooled
+        self._kept: dict[tuple[int, int], Tensor] = {}  # features by picture and side, float16: each is read once
         self.inputs = [side for side in _INPUTS if side % encoder.info.multiple == 0]
 
     @torch.no_grad()
-    def example(self, pictures: Tensor, step: int, generator: torch.Generator) -> Example:
+    def example(self, pictures: Tensor, names: list[int], step: int, generator: torch.Generator) -> Example:
         """See the base class."""
         info = self.encoder.info
-
-        def read(picture: Tensor) -> Tensor:
-            return self.encoder.features(normalized(picture, info.mean, info.std))
-
-        target = read(pictures)
+        target = self._read(pictures, names, pictures.shape[2])
         size = (target.shape[2], target.shape[3])
         if float(torch.rand((), generator=generator)) < self.pooled:
             low = F.avg_pool2d(target, 2)
         else:
             drawn = int(torch.randint(len(self.inputs), (), generator=generator))
-            low = read(resized(pictures, self.inputs[drawn], antialias=drawn % 2 == 0))
+            low = self._read(pictures, names, self.inputs[drawn])
         guide = resized(pictures, 224 if step % 4 == 3 else 112)  # sizes are mixed: it must not depend on one
         return Example(guide, low, target, size, None, info.mean, info.std)
+
+    def _read(self, pictures: Tensor, names: list[int], side: int) -> Tensor:
+        """Return features of the pictures at a size; some sizes are shrunk with and some without antialiasing."""
+        info = self.encoder.info
+        missing = [i for i, name in enumerate(names) if (name, side) not in self._kept]
+        if missing:
+            some = pictures[missing]
+            if side != pictures.shape[2]:
+                some = resized(some, side, antialias=side in _INPUTS[::2])
+            for i, one in zip(missing, self.encoder.features(normalized(some, info.mean, info.std)), strict=True):
+                self._kept[names[i], side] = one.half()
+        return torch.stack([self._kept[name, side] for name in names]).float()
 
 
 class AnyUpSource(Source):
@@ -97,7 +113,7 @@ class AnyUpSource(Source):
         self.random = [part.to(device).eval().requires_grad_(False) for part in (vit, net, stem)]
 
     @torch.no_grad()
-    def example(self, pictures: Tensor, step: int, generator: torch.Generator) -> Example:
+    def example(self, pictures: Tensor, names: list[int], step: int, generator: torch.Generator) -> Example:
         """See the base class; the target is a window of 224 pixels at a corner on a multiple of 32."""
         corner = [32 * int(torch.randint(8, (), generator=generator)) for _ in range(2)]
         part = pictures[:, :, corner[0] : corner[0] + 224, corner[1] : corner[1] + 224]
