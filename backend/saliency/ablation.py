@@ -41,6 +41,9 @@ _OVERHEAD = {"cpu": 64, "mps": 256, "cuda": 2048}
 """What starting a pass costs, in positions."""
 
 _LOGITS_AT_ONCE = 2**28  # logits in one pass: a gigabyte in float32
+_KEYS_PER_POSITION = (
+    32  # keys in one pass for each position that pays, so that short endings do not copy long beginnings
+)
 
 _UNFIT = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError)
 """What models raise when they do not take a mask or a cache of this form."""
@@ -163,7 +166,13 @@ class _Runner:
                 "Choose the operator replace or delete.",
             )
         self.visible = self.layers = None
-        return self._neutral() or (0.0, np.zeros(len(self.question.targets)))
+        measured = self._neutral()
+        if measured is None:
+            raise NotApplicable(
+                "This model answers differently when several texts share a pass, so variants cannot be compared.",
+                "Use a gradient method.",
+            )
+        return measured
 
     def _prefix(self) -> list[KeysValues] | None:
         try:
@@ -233,14 +242,13 @@ class _Runner:
         for variant in same:
             total[variant.index] += self._rows([variant], None, [])[0]
         changed = sorted((v for v in variants if (v.reads >= 0).any()), key=lambda v: v.start)
-        kind = self.device.type
-        widest = max(1, _LOGITS_AT_ONCE // self.plain.numel())
+        at_once = _AT_ONCE.get(self.device.type, 1024)
+        overhead = _OVERHEAD.get(self.device.type, 64)
+        widest = max(1, min(_LOGITS_AT_ONCE // self.plain.numel(), _KEYS_PER_POSITION * at_once // self.length))
         done = len(same)
         progress(done)
         starts = [v.start if self.layers else 0 for v in changed]
-        for begin, end in group(
-            starts, self.length, at_once=_AT_ONCE.get(kind, 1024), overhead=_OVERHEAD.get(kind, 64)
-        ):
+        for begin, end in group(starts, self.length, at_once=at_once, overhead=overhead):
             for first in range(begin, end, widest):
                 members = changed[first : min(first + widest, end)]
                 for variant, rows in zip(members, self._group(members), strict=True):

@@ -270,6 +270,14 @@ def test_a_wrong_cache_is_not_used(monkeypatch):
     np.testing.assert_allclose(ablator.without(singles(), lambda done: None), naive_hide(model, singles()), atol=1e-5)
 
 
+def test_a_model_whose_answers_depend_on_the_batch_is_refused():
+    model = tiny_model("llama")
+    model.module.model.layers[0].mlp.register_forward_hook(lambda m, a, out: out * len(out))
+    for operator in ("hide", "delete", "replace"):
+        with pytest.raises(NotApplicable):
+            Ablator(ask(model), operator)
+
+
 def test_memory_that_runs_out_leads_to_smaller_groups(monkeypatch):
     model = tiny_model("llama")
     sets = random_sets(12)
