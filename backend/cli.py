@@ -66,6 +66,7 @@ def run(
         raise BadRequest("The application's pages are not beside its code.", "Install it with: make setup")
     command = [sys.executable, "-m", "streamlit", "run", str(entry)]
     command += ["--server.port", str(port), "--server.address", address]
+    command += ["--server.maxUploadSize", str(get_settings().max_upload_mb)]
     try:
         raise typer.Exit(subprocess.run(command, cwd=ROOT, check=False).returncode)  # noqa: S603 - no shell, own path
     except KeyboardInterrupt:
@@ -137,7 +138,7 @@ def saliency(
     max_new_tokens: Annotated[int, typer.Option(min=1, max=512, help="Longest generated answer, in tokens.")] = 32,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Nucleus mass for sampling.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of sampling.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")] = "auto",
     json: JsonOption = None,
@@ -152,6 +153,8 @@ def saliency(
     asked = _prompt(prompt, prompt_file, chat, system)
     names = [name.strip() for name in method.split(",") if name.strip()]
     specs = tuple(_specs(names, param or []))
+    scalar = _one_of(objective, "objective", ("log_prob", "logit", "prob"))
+    unit = _one_of(level, "level", ("token", "word", "sentence"))
     engine = Engine()
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=say
@@ -174,8 +177,8 @@ def saliency(
             target=_find(said, target) if answer and target else (0, len(said.answer_ids)),
             methods=specs,
             foil=foil,
-            objective=_one_of(objective, "objective", ("log_prob", "logit", "prob")),
-            level=_one_of(level, "level", ("token", "word", "sentence")),
+            objective=scalar,
+            level=unit,
             decoding=said.decoding,
             seed=seed,
         )

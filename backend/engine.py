@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
-from backend.errors import AppError, BadFile, OutOfMemory
+from backend import registry
+from backend.errors import AppError, OutOfMemory
 from backend.io import bundle
+from backend.io.kept import KeptResults, Result
 from backend.io.schema import SCHEMA_VERSION
 from backend.jobs import JobQueue, Owner, Progress, Ticket
 from backend.models.identity import downloaded, fingerprint
@@ -35,7 +37,6 @@ from backend.types import (
     Passage,
     SaliencyRequest,
     Tick,
-    TokenAttribution,
     cache_key,
     no_tick,
 )
@@ -49,12 +50,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Request = AnswerRequest | SaliencyRequest | CutRequest | MeasureRequest
-Result = Answer | Explanation
-
 Stage = Callable[[str], None]
 
 _WARM_UP_DELAY_S = 1.0  # imports hold the interpreter; the page that asked for them is drawn first
-_RECENT = 64  # results kept in memory, so that a page run does not parse JSON again
+_FURTHER_GPU = re.compile(r"cuda:0*[1-9]\d*")
 
 
 class Engine:
@@ -68,7 +67,7 @@ class Engine:
         self._lock = threading.Lock()
         self._queues: dict[str, JobQueue] = {}
         self._devices: dict[str, threading.Lock] = {}
-        self._recent: OrderedDict[str, Result] = OrderedDict()
+        self._kept = KeptResults(self._store)
         self._calibrations: dict[ModelInfo, Calibration] = {}
         self._infos: dict[ModelRef, ModelInfo] = {}
         self._hub: ModelHub | None = None
@@ -96,18 +95,17 @@ class Engine:
             stage: Called with a few words when the kind of work changes.
 
         Raises:
-            AppError: With a sentence and a hint, whatever goes wrong.
+            AppError: With a sentence and a hint, where a person can do something about it.
             Cancelled: If ``tick`` raised it.
         """
         found = self.peek(request)
         if found is not None:
             return found
+        files = fingerprint(request.model, self.settings)
         stage("Loading the model")
         with self._leased(request.model, tick) as model:
             if isinstance(request, CutRequest):
-                from backend.models.cutting import cut_prompt
-
-                return cut_prompt(model, request.prompt, request.keep, limits=self.settings, room=request.room)
+                return self._cut(model, request)
             if isinstance(request, MeasureRequest):
                 self._calibrate(model, tick, stage)
                 return model.info
@@ -115,7 +113,10 @@ class Engine:
                 result: Result = self._answer(model, request, tick, stage)
             else:
                 result = self._explain(model, request, tick, stage)
-        self._keep(self._key(request), result)
+        # Files that changed under the run: whose result it is, nobody can say, so it is shown but not kept. Before a
+        # first download there is nothing, or only the revision that was asked for.
+        if files in ("", request.model.revision, fingerprint(request.model, self.settings)):
+            self._kept.put(self._key(request), result)
         return result
 
     def submit(self, owner: Owner, request: Request) -> Ticket:
@@ -145,11 +146,11 @@ class Engine:
         """Return the answer if it exists already, without computing or loading anything."""
         if isinstance(request, (CutRequest, MeasureRequest)):
             return None
-        return self._recall(self._key(request))
+        return self._kept.get(self._key(request))
 
     def estimate(self, request: SaliencyRequest, passage: Passage) -> Estimate | None:
         """Say what a request on this passage will cost; None until its model has been measured (``MeasureRequest``)."""
-        info = self._infos.get(request.model)
+        info = self.info(request.model)
         calibration = self._calibrations.get(info) if info else None
         if calibration is None:
             return None
@@ -180,14 +181,12 @@ class Engine:
         """Store a result under the hash of its content, for share links; return the hash."""
         data = bundle.encode(result)
         key = hashlib.sha256(data).hexdigest()
-        with self._lock:
-            self._remember(key, result)
-        self._store.put(key, data)
+        self._kept.put(key, result, data)
         return key
 
     def load(self, key: str) -> Explanation | None:
         """Return a result saved under ``key``; None if there is none, or no longer."""
-        result = self._recall(key) if is_key(key) else None
+        result = self._kept.get(key) if is_key(key) else None
         return result if isinstance(result, Explanation) else None
 
     @property
@@ -198,7 +197,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------ life
 
     def warm_up(self) -> None:
-        """Queue, once, the imports and the conversion that the first question would otherwise wait for."""
+        """Queue, once, what the first question would wait for: imports, the embedded model, timing its passes."""
         with self._lock:
             if self._warmed or not self.settings.warm_up:
                 return
@@ -209,12 +208,13 @@ class Engine:
     def readiness(self) -> dict[str, Any]:
         """Return what a health check wants to know. Never imports torch, never blocks on a job."""
         loads = [queue.load() for queue in self._all_queues()]
+        last = self.last_model()
         return {
             "ready": True,
             "running": sum(running for running, _ in loads),
             "waiting": sum(waiting for _, waiting in loads),
-            "device": next((info.device for info in self._infos.values()), self.settings.device),
-            "models": [info.id for info in self._infos.values()],
+            "device": last.device if last else self.settings.device,
+            "models": [model.id for model in self.loaded_models()],
         }
 
     def loaded_models(self) -> tuple[LoadedModel, ...]:
@@ -227,11 +227,18 @@ class Engine:
 
     def last_model(self) -> ModelInfo | None:
         """Return the model that was loaded last by this process."""
-        return next(reversed(self._infos.values()), None)
+        with self._lock:
+            return next(reversed(self._infos.values()), None)
 
     def info(self, ref: ModelRef) -> ModelInfo | None:
         """Return what is known of a model that this process has loaded before."""
-        return self._infos.get(ref)
+        with self._lock:
+            return self._infos.get(ref)
+
+    def is_loaded(self, ref: ModelRef) -> bool:
+        """Whether a model is in memory now."""
+        info = self.info(ref)
+        return info is not None and any(model.info == info for model in self.loaded_models())
 
     def close(self) -> None:
         """Cancel all jobs, end the workers and close the store."""
@@ -242,7 +249,8 @@ class Engine:
     # ------------------------------------------------------------------------------------------ inside
 
     def _key(self, request: Request) -> str:
-        return cache_key(SCHEMA_VERSION, request, fingerprint(request.model, self.settings), self._placement())
+        files = fingerprint(request.model, self.settings)
+        return cache_key(SCHEMA_VERSION, registry.METHODS_VERSION, request, files, self._placement())
 
     def _job_key(self, request: Request) -> str:
         # without the files' fingerprint: a download changes that while its own job is running
@@ -252,7 +260,10 @@ class Engine:
         return [self.settings.device, self.settings.dtype]
 
     def _queue(self, ref: ModelRef) -> JobQueue:
-        name = self.settings.device if ref.device == "auto" else ref.device
+        # Whether "auto" is a GPU shows only once torch is imported, so all names share the first device's worker;
+        # further GPUs, which can only be asked for by number, have workers of their own.
+        wanted = self.settings.device if ref.device == "auto" else ref.device
+        name = wanted if _FURTHER_GPU.fullmatch(wanted) else "first"
         with self._lock:
             if name not in self._queues:
                 self._queues[name] = JobQueue(
@@ -263,35 +274,6 @@ class Engine:
     def _all_queues(self) -> list[JobQueue]:
         with self._lock:
             return list(self._queues.values())
-
-    def _recall(self, key: str) -> Result | None:
-        with self._lock:
-            found = self._recent.get(key)
-            if found is not None:
-                self._recent.move_to_end(key)
-                return found
-        data = self._store.get(key)
-        if data is None:
-            return None
-        try:
-            found = bundle.decode(data)
-        except BadFile as error:
-            log.warning("stored result %s: %s", key[:12], error)
-            return None
-        with self._lock:
-            self._remember(key, found)
-        return found
-
-    def _keep(self, key: str, result: Result) -> None:
-        with self._lock:
-            self._remember(key, result)
-        self._store.put(key, bundle.encode(result))
-
-    def _remember(self, key: str, result: Result) -> None:
-        self._recent[key] = result
-        self._recent.move_to_end(key)
-        while len(self._recent) > _RECENT:
-            self._recent.popitem(last=False)
 
     @contextmanager
     def _leased(self, ref: ModelRef, tick: Tick) -> Iterator[LanguageModel]:
@@ -306,8 +288,10 @@ class Engine:
         try:
             with hub.lease(ref, tick) as model:
                 with self._device(model.info.device, tick):
-                    self._infos[ref] = model.info
-                    self._infos[model.ref] = model.info
+                    with self._lock:
+                        for name in {ref, model.ref}:
+                            self._infos.pop(name, None)  # so that the last entry is the last one used
+                            self._infos[name] = model.info
                     yield model
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -328,6 +312,14 @@ class Engine:
         finally:
             lock.release()
 
+    def _cut(self, model: LanguageModel, request: CutRequest) -> Cut:
+        from backend.models.cutting import cut_prompt
+        from backend.models.passage import encode_text
+
+        given = request.continuation
+        room = request.room if given is None else max(1, len(encode_text(model, given)))
+        return cut_prompt(model, request.prompt, request.keep, limits=self.settings, room=room)
+
     def _answer(self, model: LanguageModel, request: AnswerRequest, tick: Tick, stage: Stage) -> Answer:
         from backend.models.generation import answer
 
@@ -342,7 +334,9 @@ class Engine:
         room = max(1, len(request.answer_ids))
         prompt = encode_prompt(model, request.prompt, self.settings, room=room)
         passage = append_answer(model, prompt, request.answer_ids)
-        return explain(model, passage, request, tick, recall=self._recall_attribution, remember=self._keep_attribution)
+        return explain(
+            model, passage, request, tick, recall=self._kept.get_attribution, remember=self._kept.put_attribution
+        )
 
     def _calibrate(self, model: LanguageModel, tick: Tick, stage: Stage) -> None:
         if model.info in self._calibrations:
@@ -351,19 +345,6 @@ class Engine:
 
         stage("Measuring the model's speed")
         self._calibrations[model.info] = calibrate(model, tick)
-
-    def _recall_attribution(self, key: str) -> TokenAttribution | None:
-        data = self._store.get(key)
-        if data is None:
-            return None
-        try:
-            return bundle.decode_attribution(data)
-        except BadFile as error:
-            log.warning("stored scores %s: %s", key[:12], error)
-            return None
-
-    def _keep_attribution(self, key: str, result: TokenAttribution) -> None:
-        self._store.put(key, bundle.encode_attribution(result))
 
     def _warm(self, progress: Progress) -> None:
         progress.stage("Preparing the embedded model")

@@ -156,9 +156,11 @@ class JobQueue:
         """Ask for a job. Asking again with the same key returns the same ticket, whatever its state.
 
         Raises:
-            Busy: If the queue is full.
+            Busy: If the queue is full or closed.
         """
         with self._changed:
+            if self._closed:
+                raise Busy("The application is shutting down.", "Start it again.")
             held = self._tickets.get(owner)
             if held is not None and held.key == key:
                 return held
@@ -272,7 +274,7 @@ class JobQueue:
             return None, None, "cancelled"
         except AppError as error:
             return None, _bare(error), "failed"
-        except Exception:  # the worker must outlive any job
+        except BaseException:  # the worker must outlive any job, also panics of compiled libraries
             log.exception("job %s failed", job.key[:12])
             failure = AppError(
                 "Something went wrong inside the application.",

@@ -63,6 +63,9 @@ class Method:
     needs_gradient: bool
 
 
+METHODS_VERSION = 1
+"""Part of every key of stored scores and explanations. Raise it whenever a method's numbers change."""
+
 _METHODS: dict[str, Method] = {}
 _OLD_NAMES: dict[str, str] = {}  # renamed methods: old name -> name today
 

@@ -25,7 +25,7 @@ class Settings(BaseSettings):
     store_limit_mb: int = Field(1024, ge=16, description="size bound of the result store, in MB")
     queue_limit: int = Field(16, ge=1, description="jobs that may wait per device; one more is refused")
     job_time_limit_s: float = Field(1800.0, gt=0, description="a job is stopped after this many seconds")
-    max_prompt_chars: int = Field(50_000, ge=1, description="longest prompt, in characters")
+    max_prompt_chars: int = Field(50_000, ge=1, le=200_000, description="longest prompt, in characters")
     max_prompt_tokens: int = Field(
         4096, ge=1, description="longest prompt, in tokens (the model's context may be shorter)"
     )

@@ -14,7 +14,7 @@ Choice = tuple[tuple[int, ...], tuple[int, int], TargetToken | None]
 def answer_panel(scene: Answer | Explanation) -> Choice:
     """Draw the answer; return its ids, the chosen half-open span, and the first chosen token's statistics if known."""
     tokens = scene.passage.answer_tokens
-    passage, state = passage_hash(scene.passage.tokens), st.session_state
+    passage, state = passage_hash(scene.passage), st.session_state
     if isinstance(scene, Answer):
         for note in scene.notes:
             with st.container(horizontal=True, vertical_alignment="center", gap="small"):

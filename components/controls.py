@@ -5,11 +5,18 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import TypeVar
 
 import streamlit as st
 
-from backend.registry import Method, default_params
+from backend.errors import BadRequest
+from backend.registry import Method, default_params, make_params, params_dict
 from backend.types import MethodSpec, Scalar
+
+LARGEST_SEED = 2**31 - 1
+
+Number = TypeVar("Number", int, float)
 
 
 def method_controls(method: Method, prefix: str) -> MethodSpec:
@@ -47,12 +54,19 @@ def _control(field: dataclasses.Field[object], key: str) -> Scalar:
 
 
 def fill_controls(method: Method, prefix: str, params: Mapping[str, Scalar]) -> None:
-    """Set a method's widgets to these values. Call before they are drawn; unknown names are left alone."""
-    for field in dataclasses.fields(method.params):
-        if field.name in params:
-            st.session_state[f"{prefix}_{method.name}_{field.name}"] = params[field.name]
+    """Set a method's widgets to these values, or to its defaults where it would not take one. Call before drawing."""
+    for name, usual in default_params(method).items():
+        value = usual
+        with suppress(BadRequest):
+            value = params_dict(make_params(method, {name: params.get(name, usual)}))[name]
+        st.session_state[f"{prefix}_{method.name}_{name}"] = value
 
 
 def plain_label(text: str) -> str:
     """Escape text for a widget label, which Streamlit would read as Markdown."""
     return re.sub(r"([\\`*_{}\[\]()<>#+\-.!|$:~])", r"\\\1", text)
+
+
+def within(value: Number, low: Number, high: Number) -> Number:
+    """Return the value, or the nearest that a widget can show."""
+    return min(max(value, low), high)

@@ -15,9 +15,9 @@ from components.prompt_form import CUT_NOTE
 KEEP: dict[Literal["start", "end", "ends"], str] = {"start": "its start", "end": "its end", "ends": "both ends"}
 
 
-def cut_offer(slot: str, asked: AnswerRequest) -> Prompt | None:
-    """Draw the offer where the request failed for its length; return the shortened prompt once there is one."""
-    ticket = engine().ticket_for((session_id(), slot), asked)
+def cut_offer(asked: AnswerRequest) -> Prompt | None:
+    """Draw the offer where the answer failed for its length; return the shortened prompt once there is one."""
+    ticket = engine().ticket_for((session_id(), "answer"), asked)
     if ticket is None or not isinstance(ticket.error, PromptTooLong):
         return None
     keep = st.segmented_control(
@@ -28,8 +28,7 @@ def cut_offer(slot: str, asked: AnswerRequest) -> Prompt | None:
         format_func=lambda name: KEEP[name],
         key="s_cut_keep",
     )
-    room = asked.decoding.max_new_tokens if asked.continuation is None else max(1, len(asked.continuation))
-    request = CutRequest(asked.model, asked.prompt, keep, room)
+    request = CutRequest(asked.model, asked.prompt, keep, asked.decoding.max_new_tokens, asked.continuation)
     if st.button("Cut", icon=":material/content_cut:", key="s_cut"):
         st.session_state["s_cut_asked"] = request
     if st.session_state.get("s_cut_asked") != request:

@@ -17,7 +17,7 @@ from backend.types import (
     TargetToken,
     visible,
 )
-from components.controls import fill_controls, method_controls, plain_label
+from components.controls import LARGEST_SEED, fill_controls, method_controls, plain_label, within
 
 MOST_METHODS = 4
 LEVELS: tuple[Level, ...] = ("token", "word", "sentence")
@@ -88,7 +88,7 @@ def explain_form(
                 help="With a foil: the difference between target and foil.",
             )
             seed = st.number_input(
-                "Seed of sampling methods", 0, 2**31 - 1, key="s_method_seed", persist_state="session"
+                "Seed of sampling methods", 0, LARGEST_SEED, key="s_method_seed", persist_state="session"
             )
             specs = _settings([known[name] for name in names])
     if not specs:
@@ -114,12 +114,13 @@ def fill_explain_form(explanation: Explanation) -> None:
     """Set the controls to what an explanation was made with. Call before they are drawn."""
     state = st.session_state
     known = {method.name for method in list_methods()}
-    state["s_methods"] = [result.method for result in explanation.results if result.method in known]
+    names = dict.fromkeys(result.method for result in explanation.results if result.method in known)
+    state["s_methods"] = list(names)[:MOST_METHODS]
     state["s_level"] = explanation.level
     state["s_foil"] = "".join(token.text for token in explanation.foil)
     state["s_objective"] = explanation.objective
-    state["s_method_seed"] = explanation.seed
-    for result in explanation.results:
+    state["s_method_seed"] = within(explanation.seed, 0, LARGEST_SEED)
+    for result in reversed(explanation.results):  # of two results of one method the first counts
         if result.method in known:
             fill_controls(get_method(result.method), "s", result.params)
 

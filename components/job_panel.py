@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import streamlit as st
 
@@ -11,8 +11,11 @@ from backend.errors import AppError, Busy
 from backend.jobs import Ticket
 from components.page import engine, session_id, show_error
 
+Slot = Literal["answer", "cut", "measure", "explain"]
+SLOTS: tuple[Slot, ...] = get_args(Slot)
 
-def job_panel(slot: str, request: Request, *, start: bool = True) -> Any:
+
+def job_panel(slot: Slot, request: Request, *, start: bool = True) -> Any:
     """Return the request's result, or draw where its job stands and return None.
 
     Args:
@@ -41,7 +44,20 @@ def job_panel(slot: str, request: Request, *, start: bool = True) -> Any:
     return None
 
 
-def _watch(slot: str, ticket: Ticket, request: Request) -> None:
+def keep_only(slot: Slot, request: Request | None) -> None:
+    """Let go of the panel's job unless it is for this request; otherwise it would run on with nobody to see it."""
+    owner = (session_id(), slot)
+    if request is None or engine().ticket_for(owner, request) is None:
+        engine().forget(owner)
+
+
+def let_go() -> None:
+    """Let go of every job of this session's panels, in whatever state: a new question is asked, or a result opened."""
+    for slot in SLOTS:
+        engine().forget((session_id(), slot))
+
+
+def _watch(slot: Slot, ticket: Ticket, request: Request) -> None:
     was_active = ticket.active  # fixed for this run of the page: decides whether the fragment polls
 
     @st.fragment(run_every=0.4 if was_active else None)
@@ -69,7 +85,7 @@ def _status(ticket: Ticket) -> str:
     return f"{ticket.stage or 'Starting'}{steps} · {ticket.seconds:.0f} s"
 
 
-def _stopped(slot: str, ticket: Ticket, request: Request) -> None:
+def _stopped(slot: Slot, ticket: Ticket, request: Request) -> None:
     error = ticket.error
     if ticket.state == "cancelled":
         st.text("Cancelled. Nothing was lost; run it again when you like.")

@@ -7,14 +7,15 @@ import streamlit as st
 from backend.errors import AppError, BadFile
 from backend.io import bundle
 from backend.io.examples import list_examples, load_example
-from backend.types import EMBEDDED_MODEL, AnswerRequest, Explanation, ModelRef, SaliencyRequest
+from backend.types import Explanation, SaliencyRequest
 from components.explain_form import fill_explain_form
+from components.job_panel import let_go
 from components.page import engine, show_error
 from components.prompt_form import fill_prompt_form
 
 _OPENED = "s_opened"
 _OPENED_AS = "s_opened_as"  # the request that the filled controls described when the result was opened
-_SHOWN = "s_shown_run"
+_RESULT, _SHOWN = "s_shown_result", "s_shown_run"  # what was put into the address last: the result and its key
 
 
 def open_controls() -> None:
@@ -46,22 +47,14 @@ def opened_result() -> Explanation | None:
 
 def close_opened() -> None:
     """Go back to asking; called when a new question is asked."""
+    let_go()
     st.session_state.pop(_OPENED, None)
     st.session_state.pop(_OPENED_AS, None)
     st.query_params.clear()
 
 
-def asked_of(explanation: Explanation) -> AnswerRequest:
-    """Return the question that led to an explanation's answer."""
-    model, answer = explanation.model, explanation.passage.answer_tokens
-    ref = ModelRef(model.id, None if model.id == EMBEDDED_MODEL else model.revision or None)
-    if explanation.decoding is not None:
-        return AnswerRequest(ref, explanation.prompt, explanation.decoding)
-    return AnswerRequest(ref, explanation.prompt, continuation="".join(token.text for token in answer))
-
-
 def still_as_opened(request: SaliencyRequest | None) -> bool:
-    """Whether the controls still describe the opened result; the first request after opening defines it."""
+    """Whether the controls still stand as opening the result set them, which is as near to it as they come."""
     if opened_result() is None:
         return False
     return bool(st.session_state.setdefault(_OPENED_AS, request) == request)
@@ -70,8 +63,8 @@ def still_as_opened(request: SaliencyRequest | None) -> bool:
 def remember_shown(explanation: Explanation) -> str:
     """Put the shown result into the address, so that a reload and a shared link bring it back; return its key."""
     state = st.session_state
-    if state.get("s_shown_result") is not explanation:  # saved once, not at every run of the page
-        state["s_shown_result"], state[_SHOWN] = explanation, engine().save(explanation)
+    if state.get(_RESULT) is not explanation:  # saved once, not at every run of the page
+        state[_RESULT], state[_SHOWN] = explanation, engine().save(explanation)
     key = str(state[_SHOWN])
     if st.query_params.get("run") != key:
         st.query_params.from_dict({"run": key})
@@ -84,9 +77,9 @@ def _follow_link() -> None:
         st.query_params.clear()
         _open_example(example)
     elif run is not None and run != st.session_state.get(_SHOWN):
-        st.session_state[_SHOWN] = run
         found = engine().load(run)
         if found is not None:
+            st.session_state[_RESULT], st.session_state[_SHOWN] = found, run
             _open(found)
         else:
             st.query_params.clear()
@@ -120,5 +113,6 @@ def _open(explanation: Explanation) -> None:
     st.session_state[_OPENED] = explanation
     st.session_state.pop(_OPENED_AS, None)
     st.session_state.pop("s_span", None)
+    let_go()
     fill_prompt_form(explanation)
     fill_explain_form(explanation)

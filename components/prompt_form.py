@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import streamlit as st
 
+from backend.saliency.asked import answer_request_of
 from backend.types import EMBEDDED_MODEL, AnswerRequest, Decoding, Explanation, ModelRef, Prompt, Turn
+from components.controls import LARGEST_SEED, within
 from components.page import engine
 
 PLAIN, CHAT = "Plain text", "Chat"
 GENERATE, GIVEN = "Let the model answer", "Explain a given answer"
+ROLES = ("user", "assistant")
+LONGEST_ANSWER = 256
 
 _TO_FILL = "s_prompt_to_fill"
 CUT_NOTE = "s_cut_note"  # what was cut out of the prompt, until the next question
@@ -58,15 +62,19 @@ def prompt_form() -> tuple[AnswerRequest | None, bool]:
 def fill_prompt_form(explanation: Explanation) -> None:
     """Set the form to what an explanation was asked with. Call before the form is drawn."""
     state = st.session_state
-    state["s_model"] = explanation.model.id
+    asked = answer_request_of(explanation)
+    model, decoding = asked.model, asked.decoding
+    state["s_model"], state["s_revision"] = model.id, model.revision or ""
+    state["s_device"], state["s_dtype"] = model.device, model.dtype
     _fill_prompt(explanation.prompt)
-    decoding = explanation.decoding
-    state["s_answering"] = GENERATE if decoding else GIVEN
-    if decoding:
-        state["s_max_new_tokens"], state["s_temperature"] = decoding.max_new_tokens, decoding.temperature
-        state["s_top_p"], state["s_seed"] = decoding.top_p, decoding.seed
+    state["s_answering"] = GENERATE if asked.continuation is None else GIVEN
+    if asked.continuation is None:
+        state["s_max_new_tokens"] = within(decoding.max_new_tokens, 1, LONGEST_ANSWER)
+        state["s_temperature"] = within(decoding.temperature, 0.0, 2.0)
+        state["s_top_p"] = within(decoding.top_p, 0.01, 1.0)
+        state["s_seed"] = within(decoding.seed, 0, LARGEST_SEED)
     else:
-        state["s_given"] = "".join(token.text for token in explanation.passage.answer_tokens)
+        state["s_given"] = asked.continuation
 
 
 def fill_prompt_later(prompt: Prompt) -> None:
@@ -82,9 +90,10 @@ def _fill_prompt(prompt: Prompt) -> None:
         return
     turns = list(prompt.turns)
     state["s_system"] = turns.pop(0).content if turns[0].role == "system" else ""
-    state["s_turn_count"] = len(turns)
+    state["s_turn_count"] = max(1, len(turns))
     for i, turn in enumerate(turns):
-        state[f"s_turn_{i}_role"], state[f"s_turn_{i}_text"] = turn.role, turn.content
+        state[f"s_turn_{i}_role"] = turn.role if turn.role in ROLES else ROLES[0]
+        state[f"s_turn_{i}_text"] = turn.content
 
 
 def _model() -> ModelRef:
@@ -126,13 +135,13 @@ def _answering() -> tuple[str | None, Decoding]:
             help="Appended to the prompt as it stands: mind the leading space.",
         )
         return given or "", Decoding()
-    length = st.slider("Longest answer, in tokens", 1, 128, key="s_max_new_tokens", persist_state="session")
+    length = st.slider("Longest answer, in tokens", 1, LONGEST_ANSWER, key="s_max_new_tokens", persist_state="session")
     with st.popover("Generation settings", icon=":material/casino:"):
         temperature = st.slider(
-            "Temperature", 0.0, 2.0, step=0.1, key="s_temperature", persist_state="session", help="0 is greedy."
+            "Temperature", 0.0, 2.0, step=0.05, key="s_temperature", persist_state="session", help="0 is greedy."
         )
-        top_p = st.slider("Top p", 0.05, 1.0, step=0.05, key="s_top_p", persist_state="session")
-        seed = st.number_input("Seed", 0, 2**31 - 1, key="s_seed", persist_state="session")
+        top_p = st.slider("Top p", 0.01, 1.0, step=0.01, key="s_top_p", persist_state="session")
+        seed = st.number_input("Seed", 0, LARGEST_SEED, key="s_seed", persist_state="session")
     return None, Decoding(length, float(temperature), float(top_p), int(seed))
 
 
@@ -141,9 +150,10 @@ def _prompt() -> Prompt:
     if mode == PLAIN:
         text = st.text_area("Prompt", key="s_text", height=200, persist_state="session")
         return Prompt(text or "")
-    system = st.text_input(
+    system = st.text_area(
         "System message",
         key="s_system",
+        height=68,
         persist_state="session",
         placeholder="empty: the template's own default",
     )
@@ -152,7 +162,7 @@ def _prompt() -> Prompt:
     for i in range(count):
         st.session_state.setdefault(f"s_turn_{i}_role", "user" if i % 2 == 0 else "assistant")
         who, what = st.columns([1, 4])
-        role = who.selectbox(f"Turn {i + 1}", ["user", "assistant"], key=f"s_turn_{i}_role", persist_state="session")
+        role = who.selectbox(f"Turn {i + 1}", ROLES, key=f"s_turn_{i}_role", persist_state="session")
         content = what.text_area(
             "Message",
             key=f"s_turn_{i}_text",

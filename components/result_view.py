@@ -8,9 +8,11 @@ from backend.io import bundle
 from backend.io.board import build_board
 from backend.io.export import CSV_ENCODING, to_csv, to_html, to_python_call
 from backend.saliency.agreement import agreement
+from backend.saliency.asked import request_of
 from backend.saliency.reading import read, segment_shares, traits_of
 from backend.saliency.units import level_rule
 from backend.types import Check, Explanation, SaliencyRequest, TokenAttribution, visible
+from components.explain_form import MOST_METHODS
 from components.heatmap import target_source_heatmap
 from components.open_result import remember_shown
 from components.token_strip import token_board
@@ -23,16 +25,20 @@ def result_view(explanation: Explanation, request: SaliencyRequest | None) -> No
 
     Args:
         explanation: What to draw; needs no model.
-        request: The request that made it, for the Python call; None for an imported file.
+        request: The request that it answers, for the Python call; None if it cannot be asked here.
     """
     for note in explanation.notes:
         _plain("info", note)
     for result in explanation.results:
         if result.refusal:
             _plain("block", f"{traits_of(result).label}: {result.refusal}")
-    shown = [result for result in explanation.results if result.scores is not None]
-    if not shown:
+    scored = [result for result in explanation.results if result.scores is not None]
+    if not scored:
+        remember_shown(explanation)
         return
+    shown = scored[:MOST_METHODS]
+    if len(scored) > len(shown):
+        st.caption(f"{len(scored)} methods have scores; the first {MOST_METHODS} are shown. An export holds them all.")
     rows = tuple(range(len(explanation.targets)))
     st.session_state.setdefault("s_outside", True)
     with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
@@ -65,6 +71,18 @@ def result_view(explanation: Explanation, request: SaliencyRequest | None) -> No
             else:
                 _matrix(explanation, shown)
     remember_shown(explanation)  # last: writing to disk must not delay the drawing
+
+
+def opened_view(explanation: Explanation, controls: SaliencyRequest | None) -> None:
+    """Draw a result that was opened, and say so where the controls cannot show what it was made with."""
+    request = request_of(explanation)
+    if request != controls:
+        _plain(
+            "info",
+            "The controls above cannot show all settings that this result was made with; the tab Origin lists them. "
+            "A change of a control asks anew, with the controls as they stand.",
+        )
+    result_view(explanation, request)
 
 
 def _numbers(
@@ -146,10 +164,10 @@ def _origin(explanation: Explanation) -> None:
 
 
 def _matrix(explanation: Explanation, shown: list[TokenAttribution]) -> None:
-    for result in shown:
+    for place, result in enumerate(shown):
         st.markdown(f"**{traits_of(result).label}**")
         figure = target_source_heatmap(explanation, result, explanation.level)
-        st.plotly_chart(figure, key=f"s_matrix_{result.method}", theme=None)
+        st.plotly_chart(figure, key=f"s_matrix_{place}", theme=None)
 
 
 def _export(explanation: Explanation, request: SaliencyRequest | None) -> None:

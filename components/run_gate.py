@@ -7,37 +7,50 @@ import streamlit as st
 from backend.registry import get_method
 from backend.saliency.planning import planned_passes
 from backend.types import Estimate, Explanation, MeasureRequest, Passage, SaliencyRequest
-from components.job_panel import job_panel
+from components.job_panel import job_panel, keep_only
 from components.page import engine, session_id
 
-SLOT = "explain"
 FEW_PASSES = 8.0
 """Runs of at most so many passes through a loaded model start without an estimate."""
 
 
-def run_gate(request: SaliencyRequest, passage: Passage) -> Explanation | None:
-    """Return the explanation if it exists or has just been computed; else draw what it takes and return None."""
+def run_gate(request: SaliencyRequest | None, passage: Passage) -> Explanation | None:
+    """Return the explanation if it exists or has just been computed; else draw what it takes and return None.
+
+    Args:
+        request: What the controls ask now; None if they ask nothing. Whatever ran for other controls is cancelled.
+        passage: Prompt and answer of the request.
+    """
+    keep_only("explain", request)
+    keep_only("measure", MeasureRequest(request.model) if request else None)
+    if request is None:
+        return None
     found = engine().peek(request)
     if found is not None:
         return found
-    if engine().ticket_for((session_id(), SLOT), request) is None and not _starts(request, passage):
+    if engine().ticket_for((session_id(), "explain"), request) is None and not _starts(request, passage):
         return None
-    result = job_panel(SLOT, request)
+    result = job_panel("explain", request)
     return result if isinstance(result, Explanation) else None
 
 
 def _starts(request: SaliencyRequest, passage: Passage) -> bool:
     """Whether the run may start: it is short, or the person pressed Run on seeing the estimate."""
-    loaded = engine().info(request.model) is not None
+    loaded = engine().is_loaded(request.model)
     passes = planned_passes(passage, request)
     if loaded and passes.forward + 2 * passes.backward <= FEW_PASSES:
         return True
     estimate = engine().estimate(request, passage)
     if estimate is None:
-        if loaded:
-            job_panel("measure", MeasureRequest(request.model))  # reruns the page when it is done
+        measure = MeasureRequest(request.model)
+        ticket = engine().ticket_for((session_id(), "measure"), measure)
+        if loaded and (ticket is None or ticket.active):
+            job_panel("measure", measure)  # reruns the page when it is done
             return False
-        st.text("The model is not in memory yet. Running these settings loads it first.")
+        if loaded:
+            st.text("How long this takes is not known: the model's speed was not measured.")
+        else:
+            st.text("The model is not in memory yet. Running these settings loads it first.")
         return st.button("Run", type="primary", icon=":material/play_arrow:", key="s_run")
     if estimate.seconds <= engine().settings.auto_run_s:
         return True

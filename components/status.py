@@ -28,8 +28,7 @@ def loaded_table() -> None:
     if not loaded:
         st.caption("No model is in memory yet; the first question loads one.")
         return
-    st.table(
+    st.dataframe(  # not st.table, which would read a model's id as Markdown
         [{"model": m.id, "memory": f"{m.nbytes / 1e9:.2f} GB", "in use": "yes" if m.leases else "no"} for m in loaded],
-        border="horizontal",
         hide_index=True,
     )

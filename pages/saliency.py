@@ -2,15 +2,16 @@
 
 import streamlit as st
 
+from backend.saliency.asked import answer_request_of
 from backend.types import Answer, Explanation
 from components.answer_panel import answer_panel
 from components.cut_offer import cut_offer
 from components.explain_form import explain_form
 from components.job_panel import job_panel
-from components.open_result import asked_of, close_opened, open_controls, opened_result, still_as_opened
+from components.open_result import close_opened, open_controls, opened_result, still_as_opened
 from components.page import bootstrap, errors_shown
 from components.prompt_form import fill_prompt_later, prompt_form
-from components.result_view import result_view
+from components.result_view import opened_view, result_view
 from components.run_gate import run_gate
 
 bootstrap("Token saliency")
@@ -23,10 +24,10 @@ if anew:
 opened = opened_result()
 scene: Answer | Explanation | None = opened
 if opened is not None:
-    asked = asked_of(opened)
+    asked = answer_request_of(opened)
 elif asked is not None:
     scene = job_panel("answer", asked)
-    shorter = cut_offer("answer", asked) if scene is None else None
+    shorter = cut_offer(asked) if scene is None else None
     if shorter is not None:
         fill_prompt_later(shorter)
         st.rerun()
@@ -37,10 +38,9 @@ if scene is not None and asked is not None:
     answer_ids, span, target = answer_panel(scene)
     with errors_shown():
         request = explain_form(asked, answer_ids, span, target)
-        explanation = None
-        if still_as_opened(request):
-            explanation = opened
-        elif request is not None:
+        if opened is not None and still_as_opened(request):
+            opened_view(opened, request)
+        else:
             explanation = run_gate(request, scene.passage)
-        if explanation is not None:
-            result_view(explanation, request)
+            if explanation is not None:
+                result_view(explanation, request)

@@ -24,6 +24,7 @@ from backend.types import (
     FloatArray,
     Level,
     Objective,
+    Passage,
     Passes,
     Token,
     TokenAttribution,
@@ -90,7 +91,7 @@ def build_board(
             heat.append(_heat_row(explanation, result, reading, next(scales), layout, count_outside))
     passage = explanation.passage
     return Board(
-        passage=passage_hash(passage.tokens),
+        passage=passage_hash(passage),
         caption=_caption(explanation, chosen),
         layouts=tuple(_layout(explanation, units, targets) for units in layouts),
         rows=tuple(heat),
@@ -105,12 +106,12 @@ def answer_board(source: Answer | Explanation, span: tuple[int, int] | None) -> 
         source: Whose answer.
         span: Half-open span of answer tokens that is chosen now.
     """
-    return Board(passage_hash(source.passage.tokens), "", (), (), _answer_row(source, span))
+    return Board(passage_hash(source.passage), "", (), (), _answer_row(source, span))
 
 
-def passage_hash(tokens: Sequence[Token]) -> str:
-    """Content hash of token ids and texts."""
-    text = json.dumps([(token.id, token.text) for token in tokens])
+def passage_hash(passage: Passage) -> str:
+    """Content hash of token ids and texts, and of where the answer begins."""
+    text = json.dumps([passage.prompt_length, *((token.id, token.text) for token in passage.tokens)])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

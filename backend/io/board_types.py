@@ -124,7 +124,7 @@ class Board:
     """Everything that is drawn.
 
     Attributes:
-        passage: Content hash of all token ids; picks made on another passage are dropped.
+        passage: Content hash of the passage; picks made on another passage are dropped.
         caption: What is explained, one line.
         layouts: Distinct sequences of cells; rows point to one each.
         rows: One per method.

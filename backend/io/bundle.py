@@ -34,7 +34,7 @@ Result = Answer | Explanation
 def encode(result: Result) -> bytes:
     """Return the JSON form of a result, UTF-8, NaN as null."""
     document = _explanation_json(result) if isinstance(result, Explanation) else _answer_json(result)
-    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def encode_attribution(result: TokenAttribution) -> bytes:
@@ -184,6 +184,8 @@ def _attribution(document: ResultJson) -> TokenAttribution:
     if document.scores is not None:
         values = np.array(document.scores, dtype=np.float32)
         measured = np.asarray(np.isfinite(values).all(axis=0), dtype=np.bool_)
+        if np.isfinite(values[:, ~measured]).any():
+            raise ValueError(f"a source of {document.method!r} is measured for some targets only")
         units = None if document.units is None else tuple(document.units)
         checked = Scores(values, Passes(), units, measured)
         scores, measured = checked.values, checked.measured

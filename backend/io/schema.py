@@ -6,6 +6,7 @@ Knows nothing of how results are computed or drawn; ``bundle`` converts between 
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -105,7 +106,7 @@ class CheckJson(_Model):
 class ResultJson(_Model):
     """The scores of one method, or the reason why there are none."""
 
-    method: Short
+    method: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
     params: dict[str, bool | int | float | str]
     signed: bool
     scores: list[list[float | None]] | None = Field(
@@ -152,10 +153,15 @@ class SaliencyJson(_Model):
             raise ValueError("'tokens' is shorter than 'prompt_length'")
         if sources != self.targets[-1].position:
             raise ValueError("'tokens' must hold every token before the last target")
-        if any(target.position >= prompt + len(self.answer) for target in self.targets):
+        if any(not prompt <= target.position < prompt + len(self.answer) for target in self.targets):
             raise ValueError("a target lies outside the answer")
+        first = self.targets[0].position
+        if [target.position for target in self.targets] != list(range(first, first + len(self.targets))):
+            raise ValueError("the targets are not one span")
         if [t.id for t in self.tokens[prompt:]] != [t.id for t in self.answer[: sources - prompt]]:
             raise ValueError("'tokens' and 'answer' disagree about the answer")
+        if any(target.id != self.answer[target.position - prompt].id for target in self.targets):
+            raise ValueError("a target is not the token of the answer at its place")
         for result in self.results:
             if result.scores is None:
                 if not result.refusal:
@@ -166,6 +172,8 @@ class SaliencyJson(_Model):
                 raise ValueError(f"the scores of {result.method!r} are not {len(self.targets)} x {columns}")
             if result.units is not None and any(not a < b <= sources for a, b in result.units):
                 raise ValueError(f"a unit of {result.method!r} is not a span of tokens")
+            if any(a[1] > b[0] for a, b in itertools.pairwise(result.units or [])):
+                raise ValueError(f"the units of {result.method!r} overlap or are out of order")
         return self
 
 

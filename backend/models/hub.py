@@ -111,7 +111,8 @@ class ModelHub:
 
     def _acquire(self, ref: ModelRef, tick: Tick) -> _Entry:
         placement = choose_placement(ref, self._settings)
-        key = (ref.id, ref.revision, str(placement.device), placement.dtype_name)
+        revision = ref.revision if is_remote(ref.id) else None  # local files have none
+        key = (ref.id, revision, str(placement.device), placement.dtype_name)
         entry = self._take(key)
         if entry:
             return entry

@@ -29,7 +29,7 @@ def fingerprint(ref: ModelRef, settings: Settings) -> str:
         if path.is_file():
             return _listing([path])
         if path.is_dir():
-            kinds = {".safetensors", ".json", ".gguf", ".jinja"}
+            kinds = {".safetensors", ".json", ".gguf", ".jinja", ".txt", ".model"}
             return _listing(sorted(p for p in path.iterdir() if p.suffix in kinds))
     except (OSError, RuntimeError, ValueError):  # no path at all: too long, an unknown home, a NUL character
         return ""
@@ -37,14 +37,17 @@ def fingerprint(ref: ModelRef, settings: Settings) -> str:
         return ref.revision or ""
     name = f"models--{ref.id.replace('/', '--')}"
     for pointer in sorted(settings.cache_dir.glob(f"*/{name}/refs/{ref.revision or 'main'}")):
-        return pointer.read_text(encoding="ascii", errors="replace").strip()
+        if pointer.is_file():
+            return pointer.read_text(encoding="ascii", errors="replace").strip()
     return ref.revision or ""
 
 
 def downloaded(settings: Settings) -> tuple[str, ...]:
-    """Return the hub ids whose files are in the download cache, sorted."""
-    folders = settings.cache_dir.glob("*/models--*/snapshots")
-    return tuple(sorted({folder.parent.name.removeprefix("models--").replace("--", "/", 1) for folder in folders}))
+    """Return the hub ids whose weights are in the download cache, sorted. A whole weight file must be there."""
+    weights = [*settings.cache_dir.glob("*/models--*/snapshots/*/*.safetensors")]
+    weights += settings.cache_dir.glob("*/models--*/snapshots/*/*.gguf")
+    names = {file.parents[2].name for file in weights if file.exists()}  # files are links; whole ones point somewhere
+    return tuple(sorted(name.removeprefix("models--").replace("--", "/", 1) for name in names))
 
 
 def _listing(files: list[Path]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from backend import registry
 from backend.errors import NotApplicable, OutOfMemory
 from backend.models.generation import token_statistics
 from backend.models.language import LanguageModel
@@ -29,10 +30,7 @@ from backend.saliency.question import Question, ask
 from backend.types import Explanation, Passage, SaliencyRequest, Scores, TargetToken, Tick, Token, TokenAttribution
 from backend.types import cache_key as hash_of
 
-__all__ = ["METHODS_VERSION", "Calibration", "calibrate", "estimate", "explain", "method_key"]
-
-METHODS_VERSION = 1
-"""Part of every key of stored scores. Raise it whenever a method's numbers change."""
+__all__ = ["Calibration", "calibrate", "estimate", "explain", "method_key"]
 
 _STEPS = 1000  # resolution of the overall progress
 
@@ -114,7 +112,7 @@ def method_key(question: Question, request: SaliencyRequest, method: Method, par
     info = question.model.info
     return hash_of(
         "token attribution",
-        METHODS_VERSION,
+        registry.METHODS_VERSION,
         [info.id, info.revision, info.dtype, info.attention, info.device.split(":")[0]],
         [question.ids, question.roles, question.targets, request.answer_ids[: request.target[1]], foil],
         [request.objective, request.seed, question.units if method.family == "ablation" else None],

@@ -97,13 +97,15 @@ class CutRequest:
         model: The model whose tokenizer counts.
         prompt: The prompt that is too long.
         keep: Which part stays; "ends" takes a piece out of the middle.
-        room: Tokens to leave for the answer.
+        room: Tokens to leave for an answer that is to be generated.
+        continuation: A given answer to leave room for instead.
     """
 
     model: ModelRef
     prompt: Prompt
     keep: Literal["start", "end", "ends"] = "start"
     room: int = 1
+    continuation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from backend import registry
 from backend.engine import Engine
 from backend.errors import AppError, Cancelled, ModelUnavailable, OutOfMemory, PromptTooLong
 from backend.settings import Settings
@@ -223,3 +224,57 @@ def test_two_models_in_two_threads_do_not_mix(engine, folder, tmp_path):
         for got, wanted in zip(results[name].results, expected.results, strict=True):
             np.testing.assert_array_equal(got.scores, wanted.scores)
     fresh.close()
+
+
+def test_a_new_version_of_the_methods_asks_anew(engine, folder, monkeypatch):
+    request = asked(folder)
+    engine.run(request)
+    monkeypatch.setattr("backend.registry.METHODS_VERSION", registry.METHODS_VERSION + 1)
+    assert engine.peek(request) is None
+
+
+def test_a_result_is_not_kept_if_the_model_changed_under_the_run(engine, tmp_path):
+    save_tiny(tmp_path / "m", "llama")
+    config = tmp_path / "m" / "config.json"
+
+    def edit(stage):
+        if stage == "Answering":
+            config.write_text(config.read_text() + "\n")
+
+    assert engine.run(asked(tmp_path / "m"), stage=edit).answer_ids
+    assert engine.peek(asked(tmp_path / "m")) is None
+
+
+def test_what_comes_from_disk_says_so(settings, folder):
+    first = Engine(settings)
+    request = question(first.run(asked(folder)), folder, "gradient_norm")
+    assert [result.from_cache for result in first.run(request).results] == [False]
+    first.close()
+    second = Engine(settings)
+    assert [result.from_cache for result in second.peek(request).results] == [True]
+    second.close()
+
+
+def test_all_names_of_the_first_device_share_one_worker(engine):
+    assert engine._queue(ModelRef(device="auto")) is engine._queue(ModelRef(device="cpu"))
+    assert engine._queue(ModelRef(device="cuda")) is engine._queue(ModelRef(device="cuda:0"))
+    assert engine._queue(ModelRef(device="cuda:1")) is not engine._queue(ModelRef(device="cuda:0"))
+
+
+def test_an_evicted_model_is_known_but_not_in_memory(engine, folder):
+    ref = ModelRef(str(folder))
+    assert not engine.is_loaded(ref)
+    engine.run(asked(folder))
+    assert engine.is_loaded(ref)
+    engine._hub.evict_idle()
+    assert engine.info(ref) is not None
+    assert not engine.is_loaded(ref)
+
+
+def test_a_cut_leaves_room_for_a_given_answer_in_tokens(engine, folder):
+    context = engine.run(MeasureRequest(ModelRef(str(folder)))).context_length
+    long = Prompt("word " * 2 * context)
+    given = " a small dog"
+    cut = engine.run(CutRequest(ModelRef(str(folder)), long, "start", 1, given))
+    answer = engine.run(AnswerRequest(ModelRef(str(folder)), cut.prompt, continuation=given))
+    assert cut.tokens + len(answer.answer_ids) == context

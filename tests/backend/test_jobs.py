@@ -179,3 +179,24 @@ def test_a_job_is_stopped_at_its_time_limit() -> None:
     until(lambda: ticket.state == "failed")
     assert isinstance(ticket.error, TimeLimit)
     queue.close()
+
+
+def test_a_panic_of_a_compiled_library_does_not_end_the_worker(queue: JobQueue) -> None:
+    class Panic(BaseException):
+        pass
+
+    def work(progress: Progress) -> None:
+        raise Panic
+
+    broken = queue.submit(("a", "p"), "broken", work)
+    until(lambda: not broken.active)
+    assert broken.state == "failed"
+    sound = queue.submit(("a", "p"), "sound", lambda progress: 1)
+    until(lambda: not sound.active)
+    assert sound.result == 1
+
+
+def test_a_closed_queue_takes_no_job(queue: JobQueue) -> None:
+    queue.close()
+    with pytest.raises(Busy, match="shutting down"):
+        queue.submit(("a", "p"), "k", lambda progress: 1)

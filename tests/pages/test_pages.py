@@ -1,12 +1,15 @@
 """The pages without a browser: they draw, they fill their controls from results, they say what went wrong."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from backend.errors import Busy
 from backend.io.examples import list_examples, load_example
+from backend.saliency.asked import request_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = str(ROOT / "components" / "shell.py")
@@ -119,7 +122,6 @@ def test_an_exported_file_opens(app):
 
 def test_a_full_queue_is_said(app, monkeypatch):
     from backend.engine import Engine
-    from backend.errors import Busy
 
     def full(*args):
         raise Busy("16 jobs are waiting already; the queue takes no more.", "Try again in a minute.")
@@ -139,3 +141,100 @@ def test_generated_controls_follow_the_parameters_of_methods(app):
     steps = page.slider(key="s_integrated_gradients_steps")
     assert (steps.min, steps.max) == (8, 512)
     assert page.selectbox(key="s_integrated_gradients_baseline").options
+
+
+def edited_example(change):
+    document = json.loads((ROOT / "assets" / "examples" / "where-is-the-phone.json").read_text())
+    change(document)
+    return json.dumps(document).encode()
+
+
+def opened(app, change):
+    page = saliency(app)
+    page.file_uploader(key="s_upload").upload("x.json", edited_example(change), "application/json").run()
+    assert not page.exception
+    return page
+
+
+def test_an_opened_example_is_what_the_controls_say(app):
+    page = opened(app, lambda d: None)
+    assert "cannot show all settings" not in texts(page)
+    explanation = load_example("where-is-the-phone")
+    assert page.session_state["s_opened_as"] == request_of(explanation)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["decoding"].update(max_new_tokens=100_000, top_p=0.00001, temperature=99.0, seed=-5),
+        lambda d: d["results"][0]["params"].update(no_such_parameter=1),
+        lambda d: d["results"][0].update(method="integrated_gradients", params={"steps": 10**7, "baseline": "x"}),
+        lambda d: d["results"].append(d["results"][0]),
+        lambda d: d["results"].extend(d["results"]),
+        lambda d: d["results"][0].update(method="method_of_tomorrow"),
+        lambda d: d.update(seed=-1),
+        lambda d: d.update(seed=2**40),
+        lambda d: d.update(prompt={"text": "", "turns": [{"role": "tool", "content": "x"}]}),
+        lambda d: d.update(prompt={"text": "", "turns": [{"role": "system", "content": "only"}]}),
+    ],
+)
+def test_values_that_no_widget_can_show_neither_break_the_page_nor_go_unsaid(app, change):
+    page = opened(app, change)
+    assert page.tabs, "the result is shown all the same"
+    made = page.session_state["s_opened"]
+    if request_of(made) != page.session_state["s_opened_as"]:
+        assert "cannot show all settings" in texts(page)
+    page.text_input(key="s_foil").set_value(" x").run()
+    assert not page.exception
+
+
+def test_what_the_controls_cannot_show_is_said(app):
+    page = opened(app, lambda d: d.update(seed=-1))
+    assert "cannot show all settings" in texts(page)
+
+
+def test_only_four_methods_are_drawn_side_by_side(app):
+    page = opened(app, lambda d: d["results"].extend(d["results"]))
+    assert any("the first 4 are shown" in caption.value for caption in page.caption)
+
+
+def test_a_commit_and_a_number_format_come_back(app):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    page = opened(app, lambda d: d["model"].update(id="owner/name", revision=commit, dtype="bfloat16"))
+    assert page.text_input(key="s_revision").value == commit
+    assert page.selectbox(key="s_dtype").value == "bfloat16"
+    other = opened(app, lambda d: d["model"].update(id="/a/folder", revision="12ab"))
+    assert other.text_input(key="s_revision").value == ""
+
+
+def test_a_dead_link_leaves_the_shown_result_and_its_address(app):
+    page = opened(app, lambda d: None)
+    run = page.query_params["run"]
+    page.query_params["run"] = "0" * 64
+    page.run()
+    assert "This link has expired" in texts(page)
+    assert page.tabs
+    assert page.query_params["run"] == run
+    page.run()
+    assert "This link has expired" not in texts(page)
+
+
+def test_a_result_of_refusals_only_has_an_address_too(app):
+    def refuse(document):
+        for result in document["results"]:
+            result.update(scores=None, units=None, refusal="Not for this model.")
+
+    page = opened(app, refuse)
+    assert "Not for this model." in texts(page)
+    assert re.fullmatch(r"[0-9a-f]{64}", str(page.query_params["run"]))
+
+
+def test_asking_again_forgets_what_failed(app, monkeypatch):
+    from backend.engine import Engine
+
+    forgotten = []
+    monkeypatch.setattr(Engine, "forget", lambda self, owner: forgotten.append(owner[1]))
+    monkeypatch.setattr(Engine, "submit", lambda *args: (_ for _ in ()).throw(Busy("Full.")))
+    page = saliency(app)
+    page.button(key="s_ask").click().run()
+    assert set(forgotten) == {"answer", "cut", "measure", "explain"}

@@ -4,8 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backend.io.board import answer_board, board_script, board_style, build_board
+from backend.io.board import answer_board, board_script, board_style, build_board, passage_hash
 from backend.io.board_types import PALETTE, plain_line
+from backend.types import Passage
 from tests.support.board_cases import demo, hostile, large, scripts
 from tests.support.explanations import explanation, result, token
 
@@ -160,3 +161,8 @@ def test_nothing_in_the_script_can_end_a_script_element_or_make_markup():
         assert forbidden not in script
     assert "http" not in board_style()
     assert "@import" not in board_style()
+
+
+def test_two_passages_that_differ_in_where_the_answer_begins_are_two():
+    tokens = (token("a", group=0), token("b", group=1), token("c", group=2))
+    assert passage_hash(Passage(tokens, 1, "a")) != passage_hash(Passage(tokens, 2, "ab"))

@@ -117,6 +117,13 @@ def edited(change):
         (lambda d: d["results"][0].update(units=[[0, 9]] * 4), "not a span"),
         (lambda d: d["results"][2].update(refusal=""), "neither scores nor a refusal"),
         (lambda d: d["answer"][0].update(id=5), "disagree"),
+        (lambda d: d["targets"][1].update(id=5), "not the token of the answer"),
+        (lambda d: d["targets"][0].update(position=3), "outside the answer"),
+        (lambda d: d["targets"].reverse(), "every token before"),
+        (lambda d: d["targets"].insert(0, d["targets"][0]), "not one span"),
+        (lambda d: d["results"][0].update(units=[[0, 2], [1, 3], [3, 4], [4, 5]]), "overlap"),
+        (lambda d: d["results"][0]["scores"][1].__setitem__(2, None), "some targets only"),
+        (lambda d: d["results"][1].update(method="![x](http://example.com)"), r"results\.1\.method"),
     ],
 )
 def test_a_malformed_file_is_refused_with_the_place(change, says):

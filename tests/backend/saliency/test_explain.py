@@ -11,7 +11,6 @@ from backend import registry
 from backend.errors import BadRequest, Cancelled, OutOfMemory, UnknownMethod
 from backend.models.passage import append_answer, encode_prompt, encode_text
 from backend.registry import get_method, list_methods
-from backend.saliency import explain as module
 from backend.saliency.explain import Calibration, calibrate, estimate, explain
 from backend.types import MethodSpec, ModelRef, Prompt, SaliencyRequest, Turn, no_tick
 from tests.support.tiny import tiny_model
@@ -135,7 +134,7 @@ def test_a_new_version_of_the_methods_forgets_old_scores(tiny, monkeypatch):
     passage, request = case(tiny, methods=(MethodSpec("uniform"),))
     store = Store()
     explain(tiny, passage, request, no_tick, recall=store.recall, remember=store.remember)
-    monkeypatch.setattr(module, "METHODS_VERSION", 10**6)
+    monkeypatch.setattr("backend.registry.METHODS_VERSION", 10**6)
     again = explain(tiny, passage, request, no_tick, recall=store.recall, remember=store.remember)
     assert not again.results[0].from_cache
 
