@@ -52,9 +52,16 @@ class TokenBoard {
     this.pick = pick;
     if (this.data?.version !== data.version) {
       const focus = this.focusedCell();
-      const kept = this.data?.passage === data.passage ? this.locked : null;
+      const same = this.data?.passage === data.passage;
+      const kept = same ? this.locked : null;
+      const tried = same && this.answer && data.answer ? { span: this.tentative, anchor: this.anchor } : null;
       this.data = data;
       this.build();
+      if (tried?.span) {
+        this.anchor = tried.anchor; // a span that is being tried out outlives the page's own runs
+        this.tentative = tried.span;
+        this.showSelected(tried.span);
+      }
       if (kept) this.lock(kept.row < this.rows.length ? kept.row : 0, this.cellOf(kept.row, kept.token), false);
       if (focus) this.rows[focus.row]?.elements[focus.i]?.focus({ preventScroll: true });
     }
@@ -75,6 +82,8 @@ class TokenBoard {
       this.answer = { elements, extend, cells: data.answer.cells, answer: data.answer };
       this.rows.push(this.answer); // the last row
       this.anchor = data.answer.selected?.[0] ?? 0;
+      const first = data.answer.cells.start.findIndex((start) => start >= data.answer.base + this.anchor);
+      if (first > 0) this.stopAt(this.answer, first); // the keyboard begins where the choice is
       parts.push(section);
     } else {
       this.answer = null;
@@ -309,11 +318,15 @@ class TokenBoard {
   onFocus(event) {
     const at = this.target(event);
     if (!at) return;
-    const row = this.rows[at.row];
-    row.elements[row.stop ?? 0].tabIndex = -1;
-    row.stop = at.i;
-    row.elements[at.i].tabIndex = 0;
+    this.stopAt(this.rows[at.row], at.i);
     if (!this.locked && event.target.matches(":focus-visible")) this.show(at);
+  }
+
+  /* Make a cell the one of its row that the Tab key reaches. */
+  stopAt(row, i) {
+    row.elements[row.stop ?? 0].tabIndex = -1;
+    row.stop = i;
+    row.elements[i].tabIndex = 0;
   }
 
   onBlur(event) {

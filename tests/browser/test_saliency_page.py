@@ -260,31 +260,33 @@ def test_closing_the_tab_frees_the_job(tab, app):
 def test_the_page_can_be_used_by_keyboard_alone(tab):
     page = tab("/saliency")
 
-    def tab_to(wanted, most=60):
-        for _ in range(most):
+    def tab_to(selector):
+        for _ in range(60):
             page.keyboard.press("Tab")
-            if page.evaluate("document.activeElement.closest('[role=option]') ? document.activeElement.closest('[class*=st-key-s_answer]') !== null : false") if wanted is None else page.evaluate("document.activeElement.innerText") == wanted:
+            if page.locator(f"{selector}:focus").count():
                 return
-        raise AssertionError(f"the keyboard never reaches {wanted}")
+        raise AssertionError(f"the keyboard never reaches {selector}")
 
     page.get_by_label("Prompt", exact=True).focus()
     page.keyboard.press("Control+A")
     page.keyboard.type("Two plus two is")
     page.keyboard.press("Control+Enter")
     wait_ready(page)
-    tab_to("Answer")
+    tab_to(".st-key-s_ask button")
     page.keyboard.press("Enter")
     expect(heat_rows(page)).to_have_count(2, timeout=LONG)
     board = page.locator(".st-key-s_board")
     before = board.inner_text()
-    tab_to(None)
+    chosen = [cell.get_attribute("aria-selected") for cell in answer_tokens(page).all()].index("true")
+    tab_to(".st-key-s_answer [role=option]")  # the chosen token has the focus
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    expect(answer_tokens(page).nth(2)).to_have_attribute("aria-selected", "true")
+    other_cell = answer_tokens(page).nth(chosen + 2)
+    expect(other_cell).to_have_attribute("aria-selected", "true")
     expect(board).not_to_have_text(before, timeout=LONG)
-    word = answer_tokens(page).nth(2).inner_text().strip()
-    expect(board).to_contain_text(re.compile(f"What drove “.?{re.escape(word)}.?”"), timeout=LONG)
+    word = other_cell.inner_text().strip()
+    expect(board).to_contain_text(re.compile(f"What drove “[^”]*{re.escape(word)}.?”"), timeout=LONG)
     other = tab("/saliency?example=where-is-the-phone")
     expect(heat_rows(other)).to_have_count(3)
     heat_rows(other).first.get_by_role("option").first.focus()
@@ -324,7 +326,9 @@ def test_six_quick_changes_leave_one_result(tab):
     chosen = answer_tokens(page).nth(2)
     expect(chosen).to_have_attribute("aria-selected", "true", timeout=LONG)
     word = chosen.inner_text().strip()
-    expect(page.locator(".st-key-s_board")).to_contain_text(re.compile(f"What drove “.?{re.escape(word)}.?”"), timeout=LONG)
+    expect(page.locator(".st-key-s_board")).to_contain_text(
+        re.compile(f"What drove “[^”]*{re.escape(word)}.?”"), timeout=LONG
+    )
     expect(heat_rows(page)).to_have_count(2, timeout=LONG)
     expect(page.get_by_text("This did not work")).to_have_count(0)
 
