@@ -62,15 +62,22 @@ def _status(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-def interleaved(meter: Meter, calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each call, taken in turns after one round of warming up."""
+def interleaved(meter: Meter, calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each call, one per round after a round of warming up; every round begins with another call."""
     times: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
     for call in calls.values():
         call()
-    for _ in range(repeats):
-        for name, call in calls.items():
-            times[name].append(meter.seconds(call))
-    return {name: statistics.median(found) for name, found in times.items()}
+    for turn in range(repeats):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            times[name].append(meter.seconds(calls[name]))
+    return times
+
+
+def ratio(times: list[float], others: list[float]) -> float:
+    """Median of the quotients round by round: what slows a whole round cancels out."""
+    return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
 class Others:
