@@ -31,6 +31,8 @@ from backend.types import (
     CutRequest,
     Estimate,
     Explanation,
+    Intervention,
+    InterventionRequest,
     MeasureRequest,
     ModelInfo,
     ModelRef,
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Request = AnswerRequest | SaliencyRequest | CutRequest | MeasureRequest
+Request = AnswerRequest | SaliencyRequest | CutRequest | MeasureRequest | InterventionRequest
 Stage = Callable[[str], None]
 
 _WARM_UP_DELAY_S = 1.0  # imports hold the interpreter; the page that asked for them is drawn first
@@ -82,11 +84,13 @@ class Engine:
     @overload
     def run(self, request: CutRequest, *, tick: Tick = ..., stage: Stage = ...) -> Cut: ...
     @overload
+    def run(self, request: InterventionRequest, *, tick: Tick = ..., stage: Stage = ...) -> Intervention: ...
+    @overload
     def run(self, request: MeasureRequest, *, tick: Tick = ..., stage: Stage = ...) -> ModelInfo: ...
 
     def run(
         self, request: Request, *, tick: Tick = no_tick, stage: Stage = lambda text: None
-    ) -> Result | Cut | ModelInfo:
+    ) -> Result | Cut | Intervention | ModelInfo:
         """Answer a request in the calling thread, from the store if it was answered before.
 
         Args:
@@ -106,6 +110,8 @@ class Engine:
         with self._leased(request.model, tick) as model:
             if isinstance(request, CutRequest):
                 return self._cut(model, request)
+            if isinstance(request, InterventionRequest):
+                return self._intervene(model, request, tick, stage)
             if isinstance(request, MeasureRequest):
                 self._calibrate(model, tick, stage)
                 return model.info
@@ -126,7 +132,7 @@ class Engine:
             Busy: If the queue is full.
         """
 
-        def work(progress: Progress) -> Result | Cut | ModelInfo:
+        def work(progress: Progress) -> Result | Cut | Intervention | ModelInfo:
             return self.run(request, tick=progress.tick, stage=progress.stage)
 
         queue = self._queue(request.model)
@@ -140,11 +146,11 @@ class Engine:
     @overload
     def peek(self, request: SaliencyRequest) -> Explanation | None: ...
     @overload
-    def peek(self, request: CutRequest | MeasureRequest) -> None: ...
+    def peek(self, request: CutRequest | MeasureRequest | InterventionRequest) -> None: ...
 
     def peek(self, request: Request) -> Result | None:
         """Return the answer if it exists already, without computing or loading anything."""
-        if isinstance(request, (CutRequest, MeasureRequest)):
+        if not isinstance(request, (AnswerRequest, SaliencyRequest)):
             return None
         return self._kept.get(self._key(request))
 
@@ -337,6 +343,15 @@ class Engine:
         return explain(
             model, passage, request, tick, recall=self._kept.get_attribution, remember=self._kept.put_attribution
         )
+
+    def _intervene(self, model: LanguageModel, request: InterventionRequest, tick: Tick, stage: Stage) -> Intervention:
+        from backend.models.passage import append_answer, encode_prompt
+        from backend.saliency.intervention import intervene
+
+        stage("Trying it out")
+        room = max(len(request.answer_ids), request.new_tokens, 1)
+        prompt = encode_prompt(model, request.prompt, self.settings, room=room)
+        return intervene(model, append_answer(model, prompt, request.answer_ids), request, tick)
 
     def _calibrate(self, model: LanguageModel, tick: Tick, stage: Stage) -> None:
         if model.info in self._calibrations:

@@ -16,6 +16,7 @@ from components.explain_form import MOST_METHODS
 from components.heatmap import target_source_heatmap
 from components.open_result import remember_shown
 from components.token_strip import token_board
+from components.what_if import what_if
 
 _MARKS = {"ok": "✓", "warn": "△", "fail": "✕", "info": "·"}
 
@@ -55,7 +56,7 @@ def result_view(explanation: Explanation, request: SaliencyRequest | None) -> No
     )
     token_board(board, key="s_board")
     st.caption(level_rule(explanation.level))
-    tabs = ["Numbers", "Checks", "Origin"]
+    tabs = ["Numbers", "Checks", "What if?", "Origin"]
     if len(explanation.targets) > 1:
         tabs.insert(0, "Target × source")
     for name, tab in zip(tabs, st.tabs(tabs, key="s_tab", on_change="rerun"), strict=True):
@@ -66,6 +67,8 @@ def result_view(explanation: Explanation, request: SaliencyRequest | None) -> No
                 _numbers(explanation, shown, rows, outside)
             elif name == "Checks":
                 _checks(shown)
+            elif name == "What if?":
+                what_if(explanation, shown, request.model if request else None)
             elif name == "Origin":
                 _origin(explanation)
             else:

@@ -169,7 +169,12 @@ class Question:
                 kept.append(logits[0])
         scale = max(1.0, max(float(logits.abs().max()) for logits in kept))
         spacing = torch.finfo(self.model.module.dtype).eps * scale
-        return Plain(values, probabilities, tuple(kept), max(1e-4 * scale, 2 * spacing), spacing)
+        return Plain(values, probabilities, tuple(kept), tolerance_of(self.model, scale), spacing)
+
+
+def tolerance_of(model: LanguageModel, scale: float) -> float:
+    """Largest difference that two ways to compute the same logits may show, for logits of this size (at least 1)."""
+    return max(1e-4 * scale, 2 * torch.finfo(model.module.dtype).eps * scale)
 
 
 def ask(model: LanguageModel, passage: Passage, request: SaliencyRequest, foil_ids: tuple[int, ...] = ()) -> Question:

@@ -157,6 +157,32 @@ class SaliencyRequest:
     seed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class InterventionRequest:
+    """What would the model say if some prompt tokens weighed more or less, or were not there?
+
+    Attributes:
+        model: The model.
+        prompt: The prompt; rendered and tokenized again.
+        answer_ids: Token ids of the whole answer.
+        at: Index in ``answer_ids`` of the token whose place is looked at.
+        biases: Pairs of prompt token index and the number that is added to the attention scores of that key, in
+            every layer and head.
+        hidden: Indices of prompt tokens that no later token may attend to; a token still sees itself.
+        removed: Indices of prompt tokens that are taken out of the text.
+        new_tokens: Upper bound on the tokens of a new greedy answer; 0 for none.
+    """
+
+    model: ModelRef
+    prompt: Prompt
+    answer_ids: tuple[int, ...]
+    at: int
+    biases: tuple[tuple[int, float], ...] = ()
+    hidden: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+    new_tokens: int = 0
+
+
 def cache_key(*parts: Any) -> str:
     """Content hash (sha256, hex) of dataclasses and plain values: the whole content, never a sample of it."""
 

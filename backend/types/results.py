@@ -292,6 +292,36 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that could stand at a place, with its probability before and after an intervention, in [0, 1]."""
+
+    id: int
+    text: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """What changed when prompt tokens were weighed differently, hidden or taken out.
+
+    Attributes:
+        candidates: The likeliest tokens before and after, and the answer's own, by falling probability before.
+        target: Index in ``candidates`` of the answer's own token.
+        distance: Total variation distance of the two distributions over the whole vocabulary, in [0, 1].
+        answer: Tokens of the new greedy answer; empty if none was asked for.
+        first_change: Index of the first token that differs from the original answer; None if the new answer is the
+            original or its beginning, or none was asked for.
+    """
+
+    candidates: tuple[Candidate, ...]
+    target: int
+    distance: float
+    answer: tuple[Token, ...] = ()
+    first_change: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """What a run will cost, extrapolated from passes measured on this machine.
 

@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 from backend.errors import Busy
 from backend.io.examples import list_examples, load_example
 from backend.saliency.asked import request_of
+from components.job_panel import SLOTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = str(ROOT / "components" / "shell.py")
@@ -237,4 +238,4 @@ def test_asking_again_forgets_what_failed(app, monkeypatch):
     monkeypatch.setattr(Engine, "submit", lambda *args: (_ for _ in ()).throw(Busy("Full.")))
     page = saliency(app)
     page.button(key="s_ask").click().run()
-    assert set(forgotten) == {"answer", "cut", "measure", "explain"}
+    assert set(forgotten) == set(SLOTS)
