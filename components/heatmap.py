@@ -6,6 +6,7 @@ Same colors and the same rules as the token strip. Plotly reads texts as a kind 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -75,13 +76,20 @@ def target_source_heatmap(explanation: Explanation, result: TokenAttribution, le
     )
     figure.update_layout(
         height=110 + 26 * len(rows) + (60 if labels else 0),
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": "#a3adb6" if st.context.theme.type == "dark" else "#5a6570", "size": 12},
-        dragmode=False,
+        **chart_layout(),
     )
     return figure
+
+
+def chart_layout() -> dict[str, Any]:
+    """Layout that all charts share: the page's background, its quiet text color, no dragging."""
+    return {
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"color": "#a3adb6" if st.context.theme.type == "dark" else "#5a6570", "size": 12},
+        "dragmode": False,
+    }
 
 
 def plain_label(text: str) -> str:

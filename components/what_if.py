@@ -10,7 +10,7 @@ from backend.saliency.asked import model_ref_of
 from backend.saliency.reading import read, traits_of
 from backend.saliency.units import make_units, unit_text
 from backend.types import Explanation, Intervention, InterventionRequest, ModelRef, TokenAttribution, visible
-from components.heatmap import plain_label
+from components.heatmap import chart_layout, plain_label
 from components.job_panel import job_panel, keep_only
 from components.page import engine
 
@@ -124,13 +124,9 @@ def _distribution(found: Intervention) -> None:
     figure.update_xaxes(tickformat=".0%", range=[0, 1], fixedrange=True)
     figure.update_layout(
         height=80 + 34 * len(names),
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": "#a3adb6" if st.context.theme.type == "dark" else "#5a6570", "size": 12},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         barmode="group",
-        dragmode=False,
+        **chart_layout(),
     )
     st.plotly_chart(figure, key="s_if_chart", theme=None, config={"displayModeBar": False})
     st.caption(
