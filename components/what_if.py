@@ -6,12 +6,11 @@ import numpy as np
 import plotly.graph_objects as go
 import streamlit as st
 
-from backend.saliency.asked import model_ref_of
 from backend.saliency.reading import read, traits_of
 from backend.saliency.units import make_units, unit_text
 from backend.types import Explanation, Intervention, InterventionRequest, ModelRef, TokenAttribution, visible
 from components.heatmap import chart_layout, plain_label
-from components.job_panel import job_panel, keep_only
+from components.job_panel import Slot, job_panel, keep_only
 from components.page import engine
 
 WEIGH, HIDE, TAKE_OUT = "Weigh", "Hide", "Take out"
@@ -19,15 +18,14 @@ STRONGEST = 5.0
 BEFORE, AFTER = "#8a94a0", "#3a86c8"
 
 
-def what_if(explanation: Explanation, shown: list[TokenAttribution], ref: ModelRef | None) -> None:
+def what_if(explanation: Explanation, shown: list[TokenAttribution], ref: ModelRef) -> None:
     """Draw the controls and, once asked, what changes.
 
     Args:
         explanation: Whose prompt and answer.
         shown: Results with scores; their strongest words are offered first.
-        ref: The model, as it was asked for; None for an opened result.
+        ref: The model.
     """
-    ref = ref or model_ref_of(explanation.model)
     if not engine().is_loaded(ref):
         st.caption("This runs the model, which is not in memory now.")
         if not st.toggle("Load it when something is tried", key="s_if_load"):
@@ -177,7 +175,7 @@ def _with_gaps(parts: list[str | None]) -> str:
 
 
 def _answer_anew(explanation: Explanation, request: InterventionRequest, key: str, label: str) -> None:
-    slot = "regenerate" if key == "s_if_anew" else "prune"
+    slot: Slot = "regenerate" if key == "s_if_anew" else "prune"
     asked = f"{key}_asked"
     if st.button(label, key=key, icon=":material/refresh:"):
         st.session_state[asked] = request
