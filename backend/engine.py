@@ -31,6 +31,7 @@ from backend.types import (
     CutRequest,
     Estimate,
     Explanation,
+    FaithfulnessRequest,
     Intervention,
     InterventionRequest,
     MeasureRequest,
@@ -38,12 +39,16 @@ from backend.types import (
     ModelRef,
     Passage,
     SaliencyRequest,
+    SanityRequest,
     Tick,
+    WorkRequest,
     cache_key,
     no_tick,
 )
 
 if TYPE_CHECKING:
+    from backend.evaluation.faithfulness import Faithfulness
+    from backend.evaluation.sanity import MethodSanity
     from backend.models.cutting import Cut
     from backend.models.hub import LoadedModel, ModelHub
     from backend.models.language import LanguageModel
@@ -51,7 +56,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Request = AnswerRequest | SaliencyRequest | CutRequest | MeasureRequest | InterventionRequest
+Request = WorkRequest | MeasureRequest
+Outcome = Any  # a result to keep, or what another kind of request gives; see the overloads of ``Engine.run``
 Stage = Callable[[str], None]
 
 _WARM_UP_DELAY_S = 1.0  # imports hold the interpreter; the page that asked for them is drawn first
@@ -86,11 +92,13 @@ class Engine:
     @overload
     def run(self, request: InterventionRequest, *, tick: Tick = ..., stage: Stage = ...) -> Intervention: ...
     @overload
+    def run(self, request: FaithfulnessRequest, *, tick: Tick = ..., stage: Stage = ...) -> Faithfulness: ...
+    @overload
+    def run(self, request: SanityRequest, *, tick: Tick = ..., stage: Stage = ...) -> tuple[MethodSanity, ...]: ...
+    @overload
     def run(self, request: MeasureRequest, *, tick: Tick = ..., stage: Stage = ...) -> ModelInfo: ...
 
-    def run(
-        self, request: Request, *, tick: Tick = no_tick, stage: Stage = lambda text: None
-    ) -> Result | Cut | Intervention | ModelInfo:
+    def run(self, request: Request, *, tick: Tick = no_tick, stage: Stage = lambda text: None) -> Outcome:
         """Answer a request in the calling thread, from the store if it was answered before.
 
         Args:
@@ -108,17 +116,14 @@ class Engine:
         files = fingerprint(request.model, self.settings)
         stage("Loading the model")
         with self._leased(request.model, tick) as model:
-            if isinstance(request, CutRequest):
-                return self._cut(model, request)
-            if isinstance(request, InterventionRequest):
-                return self._intervene(model, request, tick, stage)
             if isinstance(request, MeasureRequest):
                 self._calibrate(model, tick, stage)
                 return model.info
-            if isinstance(request, AnswerRequest):
-                result: Result = self._answer(model, request, tick, stage)
-            else:
-                result = self._explain(model, request, tick, stage)
+            from backend.work import compute
+
+            result = compute(model, request, self.settings, self._kept, tick, stage)
+        if not isinstance(request, (AnswerRequest, SaliencyRequest)):
+            return result
         # Files that changed under the run: whose result it is, nobody can say, so it is shown but not kept. Before a
         # first download there is nothing, or only the revision that was asked for.
         if files in ("", request.model.revision, fingerprint(request.model, self.settings)):
@@ -132,7 +137,7 @@ class Engine:
             Busy: If the queue is full.
         """
 
-        def work(progress: Progress) -> Result | Cut | Intervention | ModelInfo:
+        def work(progress: Progress) -> Outcome:
             return self.run(request, tick=progress.tick, stage=progress.stage)
 
         queue = self._queue(request.model)
@@ -146,7 +151,7 @@ class Engine:
     @overload
     def peek(self, request: SaliencyRequest) -> Explanation | None: ...
     @overload
-    def peek(self, request: CutRequest | MeasureRequest | InterventionRequest) -> None: ...
+    def peek(self, request: Request) -> Result | None: ...
 
     def peek(self, request: Request) -> Result | None:
         """Return the answer if it exists already, without computing or loading anything."""
@@ -317,41 +322,6 @@ class Engine:
             yield
         finally:
             lock.release()
-
-    def _cut(self, model: LanguageModel, request: CutRequest) -> Cut:
-        from backend.models.cutting import cut_prompt
-        from backend.models.passage import encode_text
-
-        given = request.continuation
-        room = request.room if given is None else max(1, len(encode_text(model, given)))
-        return cut_prompt(model, request.prompt, request.keep, limits=self.settings, room=room)
-
-    def _answer(self, model: LanguageModel, request: AnswerRequest, tick: Tick, stage: Stage) -> Answer:
-        from backend.models.generation import answer
-
-        stage("Answering" if request.continuation is None else "Reading")
-        return answer(model, request, tick, self.settings)
-
-    def _explain(self, model: LanguageModel, request: SaliencyRequest, tick: Tick, stage: Stage) -> Explanation:
-        from backend.models.passage import append_answer, encode_prompt
-        from backend.saliency.explain import explain
-
-        stage("Explaining")
-        room = max(1, len(request.answer_ids))
-        prompt = encode_prompt(model, request.prompt, self.settings, room=room)
-        passage = append_answer(model, prompt, request.answer_ids)
-        return explain(
-            model, passage, request, tick, recall=self._kept.get_attribution, remember=self._kept.put_attribution
-        )
-
-    def _intervene(self, model: LanguageModel, request: InterventionRequest, tick: Tick, stage: Stage) -> Intervention:
-        from backend.models.passage import append_answer, encode_prompt
-        from backend.saliency.intervention import intervene
-
-        stage("Trying it out")
-        room = max(len(request.answer_ids), request.new_tokens, 1)
-        prompt = encode_prompt(model, request.prompt, self.settings, room=room)
-        return intervene(model, append_answer(model, prompt, request.answer_ids), request, tick)
 
     def _calibrate(self, model: LanguageModel, tick: Tick, stage: Stage) -> None:
         if model.info in self._calibrations:

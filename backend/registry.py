@@ -126,6 +126,14 @@ def get_method(name: str, kind: Kind = "token") -> Method:
     return method
 
 
+def find_label(name: str, kind: Kind = "token") -> str:
+    """Return a method's label; its name if there is no such method here."""
+    try:
+        return get_method(name, kind).label
+    except UnknownMethod:
+        return name
+
+
 def make_params(method: Method, given: Mapping[str, Scalar]) -> Any:
     """Build a method's ``Params`` from plain values, converting strings from the command line.
 

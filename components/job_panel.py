@@ -11,7 +11,7 @@ from backend.errors import AppError, Busy
 from backend.jobs import Ticket
 from components.page import engine, session_id, show_error
 
-Slot = Literal["answer", "cut", "measure", "explain", "what_if", "regenerate", "prune"]
+Slot = Literal["answer", "cut", "measure", "explain", "what_if", "regenerate", "prune", "faithfulness", "sanity"]
 SLOTS: tuple[Slot, ...] = get_args(Slot)
 
 

@@ -8,17 +8,16 @@ from backend.io import bundle
 from backend.io.board import build_board
 from backend.io.export import CSV_ENCODING, to_csv, to_html, to_python_call
 from backend.saliency.agreement import agreement
-from backend.saliency.asked import request_of
+from backend.saliency.asked import model_ref_of, request_of
 from backend.saliency.reading import read, segment_shares, traits_of
 from backend.saliency.units import level_rule
-from backend.types import Check, Explanation, SaliencyRequest, TokenAttribution, visible
+from backend.types import Explanation, ModelRef, SaliencyRequest, TokenAttribution, visible
 from components.explain_form import MOST_METHODS
 from components.heatmap import target_source_heatmap
 from components.open_result import remember_shown
 from components.token_strip import token_board
+from components.trust_view import check_line, faithfulness_view, needle_remarks, sanity_view
 from components.what_if import what_if
-
-_MARKS = {"ok": "✓", "warn": "△", "fail": "✕", "info": "·"}
 
 
 def result_view(explanation: Explanation, request: SaliencyRequest | None) -> None:
@@ -41,6 +40,7 @@ def result_view(explanation: Explanation, request: SaliencyRequest | None) -> No
     if len(scored) > len(shown):
         st.caption(f"{len(scored)} methods have scores; the first {MOST_METHODS} are shown. An export holds them all.")
     rows = tuple(range(len(explanation.targets)))
+    ref = request.model if request else model_ref_of(explanation.model)
     st.session_state.setdefault("s_outside", True)
     with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
         shared = st.toggle(
@@ -52,11 +52,12 @@ def result_view(explanation: Explanation, request: SaliencyRequest | None) -> No
         outside = st.toggle("Count BOS and template in shares", key="s_outside", persist_state="session")
         _export(explanation, request)
     board = build_board(
-        explanation, shown, level=explanation.level, shared_scale=shared, rows=rows, count_outside=outside
-    )
+        explanation, shown, level=explanation.level, shared_scale=shared, rows=rows, count_outside=outside,
+        remarks=needle_remarks(explanation),
+    )  # fmt: skip
     token_board(board, key="s_board")
     st.caption(level_rule(explanation.level))
-    tabs = ["Numbers", "Checks", "What if?", "Origin"]
+    tabs = ["Numbers", "Checks", "Faithfulness", "What if?", "Origin"]
     if len(explanation.targets) > 1:
         tabs.insert(0, "Target × source")
     for name, tab in zip(tabs, st.tabs(tabs, key="s_tab", on_change="rerun"), strict=True):
@@ -66,9 +67,11 @@ def result_view(explanation: Explanation, request: SaliencyRequest | None) -> No
             if name == "Numbers":
                 _numbers(explanation, shown, rows, outside)
             elif name == "Checks":
-                _checks(shown)
+                _checks(explanation, shown, ref)
+            elif name == "Faithfulness":
+                faithfulness_view(explanation, ref, remember_shown(explanation))
             elif name == "What if?":
-                what_if(explanation, shown, request.model if request else None)
+                what_if(explanation, shown, ref)
             elif name == "Origin":
                 _origin(explanation)
             else:
@@ -127,18 +130,15 @@ def _numbers(
     )
 
 
-def _checks(shown: list[TokenAttribution]) -> None:
+def _checks(explanation: Explanation, shown: list[TokenAttribution], ref: ModelRef) -> None:
     for result in shown:
         st.markdown(f"**{traits_of(result).label}**")
         if result.checks:
-            st.text("\n".join(_check_line(check) for check in result.checks))
+            st.text("\n".join(check_line(check) for check in result.checks))
         else:
             st.caption("This method makes no claim that could be checked.")
-
-
-def _check_line(check: Check) -> str:
-    value = "" if check.value is None else f" {check.value:.4g}"
-    return f"{_MARKS[check.verdict]} {check.name.replace('_', ' ')}{value}: {check.text}"
+    st.divider()
+    sanity_view(ref, remember_shown(explanation))
 
 
 def _origin(explanation: Explanation) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def build_board(
     count_outside: bool = True,
     density: bool = False,
     pick: bool = False,
+    remarks: Mapping[str, Sequence[Note]] | None = None,
 ) -> Board:
     """Lay out an explanation.
 
@@ -71,6 +73,7 @@ def build_board(
         count_outside: Whether BOS and template tokens count in shares.
         density: Average unsigned scores within a unit instead of adding them.
         pick: Whether to add the answer as a row to pick from.
+        remarks: By method: further notes under its row, e.g. how it did on planted needles.
     """
     chosen = tuple(range(len(explanation.targets))) if rows is None else tuple(rows)
     shown = explanation.results if results is None else tuple(results)
@@ -88,7 +91,8 @@ def build_board(
             heat.append(_refused(result))
         else:
             layout = layouts.setdefault(reading.units, len(layouts))
-            heat.append(_heat_row(explanation, result, reading, next(scales), layout, count_outside))
+            row = _heat_row(explanation, result, reading, next(scales), layout, count_outside)
+            heat.append(replace(row, notes=(*row.notes, *(remarks or {}).get(result.method, ()))))
     passage = explanation.passage
     return Board(
         passage=passage_hash(passage),

@@ -183,6 +183,38 @@ class InterventionRequest:
     new_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class FaithfulnessRequest:
+    """Hide what a saved explanation's methods rank highest, see ``backend.evaluation.faithfulness``.
+
+    Attributes:
+        model: The model.
+        result: Key under which the explanation was saved.
+        seed: Of the random orders.
+    """
+
+    model: ModelRef
+    result: str
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SanityRequest:
+    """Run a saved explanation's methods again to test them, see ``backend.evaluation.sanity``.
+
+    Attributes:
+        model: The model.
+        result: Key under which the explanation was saved.
+    """
+
+    model: ModelRef
+    result: str
+
+
+WorkRequest = AnswerRequest | SaliencyRequest | CutRequest | InterventionRequest | FaithfulnessRequest | SanityRequest
+"""What is computed on one model."""
+
+
 def cache_key(*parts: Any) -> str:
     """Content hash (sha256, hex) of dataclasses and plain values: the whole content, never a sample of it."""
 
