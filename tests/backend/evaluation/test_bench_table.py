@@ -19,9 +19,11 @@ from backend.registry import list_methods, make_params
 
 
 def row(method="a", length=128, seed=0, needles=1, **numbers):
-    base = dict.fromkeys(METRICS)
-    return {"kind": "row", "method": method, "length": length, "depth": 50, "seed": seed, "needles": needles,
-            "tried": needles + 1, "share": "positive", "level": "token", "params": {}, "refusal": "", **base, **numbers}  # fmt: skip
+    base = {
+        "kind": "row", "method": method, "length": length, "depth": 50, "seed": seed, "needles": needles,
+        "tried": needles + 1, "share": "positive", "level": "token", "params": {}, "refusal": "",
+    }  # fmt: skip
+    return base | dict.fromkeys(METRICS) | numbers
 
 
 def test_lines_come_back_and_a_torn_one_is_left_out(tmp_path):

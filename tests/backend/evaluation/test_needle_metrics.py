@@ -1,5 +1,7 @@
 """Needle metrics against numbers worked out by hand."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -52,7 +54,7 @@ def test_the_ranking_by_hand():
 @pytest.mark.parametrize("counts", [(1, 3, 2, 1), (15, 77, 13, 20), (9, 402, 11, 18)])
 def test_a_uniform_map_has_a_lift_of_exactly_one(value, counts):
     edges = np.cumsum([1, *counts])
-    system, hay, needle, query = (tuple(range(a, b)) for a, b in zip(edges, edges[1:], strict=False))
+    system, hay, needle, query = (tuple(range(a, b)) for a, b in pairwise(edges))
     sets = TokenSets((0,), (), system, hay, needle, query, needle[-1:], needle[:1])
     found = measure(np.full(int(edges[-1]), value, np.float64), sets)
     assert found.lift == 1.0
