@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from backend import cli_bench
 from backend.engine import Engine
 from backend.errors import AppError, BadRequest
 from backend.io import bundle
@@ -38,6 +39,7 @@ from backend.types import (
 ROOT = Path(__file__).resolve().parent.parent
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Browse explanations of machine-learning models.")
+app.add_typer(cli_bench.app, name="bench")
 say = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
 

@@ -30,7 +30,7 @@ from backend.saliency.question import Question, ask
 from backend.types import Explanation, Passage, SaliencyRequest, Scores, TargetToken, Tick, Token, TokenAttribution
 from backend.types import cache_key as hash_of
 
-__all__ = ["Calibration", "calibrate", "estimate", "explain", "method_key"]
+__all__ = ["Calibration", "calibrate", "estimate", "explain", "method_key", "versions"]
 
 _STEPS = 1000  # resolution of the overall progress
 
@@ -101,7 +101,7 @@ def explain(
         level=request.level,
         seed=request.seed,
         results=tuple(results),
-        versions=_versions(),
+        versions=versions(),
         notes=(*model.notes, *passage.notes, *_notes(targets, question)),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -214,7 +214,8 @@ def _notes(targets: tuple[TargetToken, ...], question: Question) -> list[str]:
     return notes
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of what computes: package name to version."""
     found = {"python": platform.python_version()}
     for package in ("attriscope", "torch", "transformers"):
         try:
