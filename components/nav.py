@@ -22,6 +22,7 @@ def pages() -> list[Any]:
             title="Token saliency",
             url_path="saliency",
         ),
+        st.Page(PAGES_DIR / "benchmarks.py", title="Benchmarks", url_path="benchmarks"),
     ]
 
 

@@ -9,17 +9,20 @@ import pytest
 
 from backend import registry
 from backend.engine import Engine
-from backend.errors import AppError, Cancelled, ModelUnavailable, OutOfMemory, PromptTooLong
+from backend.errors import AppError, BadRequest, Cancelled, ModelUnavailable, OutOfMemory, PromptTooLong
 from backend.settings import Settings
 from backend.types import (
     AnswerRequest,
     CutRequest,
     Decoding,
+    FaithfulnessRequest,
+    InterventionRequest,
     MeasureRequest,
     MethodSpec,
     ModelRef,
     Prompt,
     SaliencyRequest,
+    SanityRequest,
 )
 from tests.support.tiny import save_tiny
 
@@ -278,3 +281,27 @@ def test_a_cut_leaves_room_for_a_given_answer_in_tokens(engine, folder):
     cut = engine.run(CutRequest(ModelRef(str(folder)), long, "start", 1, given))
     answer = engine.run(AnswerRequest(ModelRef(str(folder)), cut.prompt, continuation=given))
     assert cut.tokens + len(answer.answer_ids) == context
+
+
+def test_a_saved_explanation_can_be_measured_and_tested(engine, folder):
+    answer = engine.run(asked(folder))
+    explanation = engine.run(question(answer, folder, "gradient_norm", "uniform"))
+    ref, key = ModelRef(str(folder)), engine.save(explanation)
+    found = engine.run(FaithfulnessRequest(ref, key))
+    assert [method.method for method in found.methods] == ["gradient_norm", "uniform"]
+    assert found.log_prob == pytest.approx(sum(np.log(t.probability) for t in explanation.targets), abs=1e-4)
+    tested = engine.run(SanityRequest(ref, key))
+    assert [method.method for method in tested] == ["gradient_norm", "uniform"]
+    assert all(check.verdict == "ok" for m in tested for check in m.checks if check.name == "plain_logits_unchanged")
+    for request in (FaithfulnessRequest(ref, "0" * 64), SanityRequest(ref, "0" * 64)):
+        with pytest.raises(BadRequest, match="no longer keeps"):
+            engine.run(request)
+
+
+def test_an_intervention_changes_what_comes_next(engine, folder):
+    answer = engine.run(asked(folder))
+    request = InterventionRequest(ModelRef(str(folder)), PROMPT, answer.answer_ids, 0, removed=(1, 2), new_tokens=3)
+    found = engine.run(request)
+    assert found.distance > 0
+    assert 1 <= len(found.answer) <= 3
+    assert engine.peek(request) is None

@@ -239,3 +239,32 @@ def test_asking_again_forgets_what_failed(app, monkeypatch):
     page = saliency(app)
     page.button(key="s_ask").click().run()
     assert set(forgotten) == set(SLOTS)
+
+
+def test_the_benchmarks_page_draws_the_shipped_table_or_says_that_there_is_none(app, monkeypatch):
+    import backend.evaluation.badge as badge
+
+    page = app.run().switch_page("../pages/benchmarks.py").run()
+    assert not page.exception
+    monkeypatch.setattr(badge, "SHIPPED", ROOT / "nowhere.json")
+    badge.shipped_table.cache_clear()
+    page.run()
+    badge.shipped_table.cache_clear()
+    assert not page.exception
+    assert any("attriscope bench saliency" in info.value for info in page.info)
+
+
+def test_a_measured_method_carries_its_number(app, monkeypatch):
+    explanation = load_example("where-is-the-phone")
+    summed = {"method": "gradient_norm", "length": 128, "recall_at_k": 0.25, "chance": 0.125, "flags": ["lift"]}
+    table = {
+        "about": {"model": explanation.model.id, "revision": explanation.model.revision},
+        "summary": [{**summed, "needles": 6}],
+    }
+    monkeypatch.setattr("components.trust_view.shipped_table", lambda: table)
+    from components.trust_view import needle_remarks
+
+    remarks = needle_remarks(explanation)
+    assert list(remarks) == ["gradient_norm"]
+    assert "0.25 at 128 tokens" in remarks["gradient_norm"][0].text
+    assert remarks["gradient_norm"][1].tone == "warn"
