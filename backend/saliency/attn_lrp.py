@@ -69,7 +69,7 @@ def cost(params: Params, work: Workload) -> Passes:
     params=Params,
     cost=cost,
     summary="How much of the target's logit goes back to each token, layer by layer? "
-    "(Patented; free for personal and scientific use.)",
+    "Patented; free for personal and scientific use.",
     reading="Positive: this share of the target's logit goes back to this token; negative: the token holds it down "
     "(in logits, whatever score was asked about). " + LICENSE,
     needs_gradient=True,
