@@ -15,7 +15,7 @@ from backend.errors import BadRequest, UnknownMethod
 from backend.types import Passes, Scalar
 
 Kind = Literal["token", "upsampler"]
-Family = Literal["baseline", "gradient", "ablation", "attention", "interpolation", "filter", "learned"]
+Family = Literal["baseline", "gradient", "ablation", "attention", "prediction", "interpolation", "filter", "learned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Method:
         label: Name for menus.
         kind: "token" explains tokens; "upsampler" enlarges feature maps.
         family: For grouping and for the default normalization of displays.
-        signed: Whether negative scores mean "against the target".
+        signed: Whether negative scores mean "against the target"; at default parameters, where a parameter decides.
         additive: Whether scores of tokens may be summed to scores of words.
         params: Frozen dataclass of settings; defaults live there and nowhere else.
         run: The method; see ``backend/saliency/__init__.py`` and ``backend/features/__init__.py`` for signatures.

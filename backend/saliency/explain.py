@@ -143,6 +143,7 @@ def _run(model: LanguageModel, question: Question, method: Method, params: Any, 
     else:
         return replace(
             base,
+            signed=method.signed if scores.signed is None else scores.signed,
             scores=scores.values,
             units=scores.units,
             measured=scores.measured,

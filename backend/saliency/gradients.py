@@ -38,10 +38,12 @@ class Row:
     Attributes:
         values: float32 ``(batch,)``; S.
         gradients: float32 ``(batch, source, width)``; its gradient; 0 for sources that the row cannot see.
+        top: int64 ``(batch,)``; the token that the model finds most likely where it predicts the row's target.
     """
 
     values: Tensor
     gradients: Tensor
+    top: Tensor
 
 
 def source_embeddings(question: Question) -> Tensor:
@@ -63,12 +65,14 @@ def row_gradients(question: Question, inputs: Callable[[Tensor], Tensor] | None 
     model = question.model
     leaves: list[Tensor] = []
     parts: list[Tensor] = []  # per strand (batch, row)
+    tops: list[Tensor] = []  # per strand (batch, position)
     with torch.enable_grad():
         for strand in question.strands:
             batch = None if inputs is None else _batch(question, strand.ids, strand.shared, inputs)
             leaf, logits = forward_from_leaf(model, strand.ids, strand.positions, batch)
             leaves.append(leaf)
             parts.append(question.rows(strand, question.terms(strand, logits)))
+            tops.append(logits.argmax(-1))
         count = len(question.targets)
         for row in range(count):
             involved = [i for i, strand in enumerate(question.strands) if row in strand.rows]
@@ -79,7 +83,8 @@ def row_gradients(question: Question, inputs: Callable[[Tensor], Tensor] | None 
                 shared = question.strands[index].shared
                 total[:, :shared] += grad[:, :shared].float()
             total[:, question.targets[row] :] = 0
-            yield Row(value.detach(), total)
+            first = question.strands[0]
+            yield Row(value.detach(), total, tops[0][:, first.positions.index(first.reads[row])])
 
 
 def row_values(question: Question, inputs: Callable[[Tensor], Tensor]) -> npt.NDArray[np.float64]:

@@ -10,7 +10,7 @@ Knows models only as something that returns logits; knows nothing of methods.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -175,6 +175,15 @@ class Question:
 def tolerance_of(model: LanguageModel, scale: float) -> float:
     """Largest difference that two ways to compute the same logits may show, for logits of this size (at least 1)."""
     return max(1e-4 * scale, 2 * torch.finfo(model.module.dtype).eps * scale)
+
+    def with_objective(self, objective: Objective) -> Question:
+        """Return the same question about another scalar; what the untouched model says is not run again."""
+        other = replace(self, objective=objective)
+        values = np.zeros(len(self.targets))
+        for strand, logits in zip(self.strands, self.plain.logits, strict=True):
+            values += other.rows(strand, other.terms(strand, logits[None])).double().cpu().numpy()[0]
+        other.__dict__["plain"] = replace(self.plain, values=values)  # where the cached property keeps it
+        return other
 
 
 def ask(model: LanguageModel, passage: Passage, request: SaliencyRequest, foil_ids: tuple[int, ...] = ()) -> Question:

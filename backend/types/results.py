@@ -189,6 +189,8 @@ class Scores:
         units: Half-open token spans, one per column, when the method measured units longer than a token; else None.
         measured: bool, shape ``(source,)``; False where the method left a source out on purpose.
         checks: Residuals, warnings, assertions.
+        signed: Whether negative scores mean "against the target"; None for what is registered. Set it where a
+            parameter decides.
     """
 
     values: FloatArray
@@ -196,6 +198,7 @@ class Scores:
     units: tuple[tuple[int, int], ...] | None = None
     measured: npt.NDArray[np.bool_] | None = None
     checks: tuple[Check, ...] = ()
+    signed: bool | None = None
 
     def __post_init__(self) -> None:
         values = _frozen(self.values)

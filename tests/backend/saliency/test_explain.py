@@ -12,6 +12,7 @@ from backend.errors import BadRequest, Cancelled, OutOfMemory, UnknownMethod
 from backend.models.passage import append_answer, encode_prompt, encode_text
 from backend.registry import get_method, list_methods
 from backend.saliency.explain import Calibration, calibrate, estimate, explain
+from backend.saliency.reading import traits_of
 from backend.types import MethodSpec, ModelRef, Prompt, SaliencyRequest, Turn, no_tick
 from tests.support.tiny import tiny_model
 from tests.support.toys import Ticks
@@ -59,6 +60,18 @@ def test_an_explanation_holds_everything_needed_to_draw_it(tiny):
     assert done == sorted(done) and ticks.calls[-1] == (1000, 1000) and len(set(done)) > 6
 
 
+def test_a_parameter_may_decide_whether_scores_have_signs(tiny):
+    ways = [("smooth_grad", {"readout": readout, "samples": 2}) for readout in ("norm", "times_input")]
+    passage, request = case(tiny, methods=tuple(MethodSpec.of(*way) for way in ways))
+    store = Store()
+    norm, signed = explain(tiny, passage, request, no_tick, remember=store.remember).results
+    assert not norm.signed and (norm.scores >= 0).all()
+    assert signed.signed and (signed.scores < 0).any() and not get_method("smooth_grad").signed
+    assert traits_of(signed).signed and not traits_of(norm).signed
+    again = explain(tiny, passage, request, no_tick, recall=store.recall).results
+    assert [r.signed for r in again] == [False, True] and all(r.from_cache for r in again)
+
+
 def test_statistics_are_those_of_the_span(tiny):
     passage, request = case(tiny, target=(1, 3))
     found = explain(tiny, passage, request, no_tick)
@@ -77,7 +90,7 @@ def test_a_refusal_leaves_the_other_methods_alone(tiny):
     assert "cannot be differentiated" in found["gradient_norm"].refusal and found["gradient_norm"].scores is None
     assert "occlusion" in found["gradient_norm"].refusal  # the hint says what works
     assert found["occlusion"].scores is not None and found["uniform"].scores is not None
-    assert {r.method for r in store.kept.values()} == {"occlusion", "uniform"}
+    assert {r.method for r in store.kept.values()} == {m.name for m in list_methods() if not m.needs_gradient}
 
 
 def test_stored_scores_are_used_per_method(tiny):
@@ -89,7 +102,7 @@ def test_stored_scores_are_used_per_method(tiny):
     calls = []
     tiny.module.register_forward_hook(lambda *_: calls.append(1))
     second = explain(tiny, passage, request, no_tick, recall=store.recall, remember=store.remember)
-    assert [r.from_cache for r in second.results] == [True, True, False, False, False]
+    assert [r.from_cache for r in second.results] == [True, True] + [False] * (len(ALL) - 2)
     assert np.array_equal(first.results[0].scores, second.results[0].scores)
     calls.clear()
     explain(tiny, passage, request, no_tick, recall=store.recall, remember=store.remember)

@@ -66,6 +66,24 @@ def test_a_one_token_foil_is_the_same_in_logits_and_log_probabilities(model):
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)
 
 
+@pytest.mark.parametrize("foil", [[], [5], [5, 6, 7]])
+def test_the_same_question_about_another_scalar_needs_no_other_pass(model, foil):
+    passes = []
+    hook = model.module.register_forward_hook(lambda *_: passes.append(1))
+    asked = question_of(model, IDS, PROMPT, (1, 3), foil=foil)
+    _ = asked.plain
+    count = len(passes)
+    for objective in ("logit", "prob", "log_prob"):
+        other = asked.with_objective(objective)
+        assert other.objective == objective and len(passes) == count
+        wanted = question_of(model, IDS, PROMPT, (1, 3), foil=foil, objective=objective).plain
+        del passes[count:]
+        assert np.array_equal(other.plain.values, wanted.values)
+        assert other.plain.tolerance == wanted.tolerance
+    hook.remove()
+    assert asked.objective == "log_prob"
+
+
 def test_gradients_of_a_foil_span_are_those_of_both_sequences(model):
     question = question_of(model, IDS, PROMPT, (1, 3), foil=[5, 6, 7])
 
