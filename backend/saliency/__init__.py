@@ -14,12 +14,16 @@ functions only. Shared parts:
 * ``embeddings``: reading and exchanging input embeddings, baselines. ``gradients``: rows and their gradients, batches.
 * ``ablation``: hide, delete, replace, for any sets of tokens. It stands on ``variants`` (what is left, where targets
   are read), ``masks`` (attention masks), ``prefix`` (keys and values computed once), ``grouping`` (which share a pass).
+* ``attention_bias``: S and its gradient under numbers added to attention; ``bias_descent`` learns them,
+  ``checkpointing`` saves memory. ``own_attention``, ``suppression``: attention to single tokens turned down.
 * ``checks``, ``ablation_checks``: assertions and warnings that travel with the scores.
 * ``explain``: a whole request, stored scores, refusals. ``calibration``: what it will cost.
 * ``units``, ``reading``, ``agreement``: scores at the level of words and sentences, shares, comparison of methods.
 """
 
 from backend.saliency import (
+    abo,
+    atman,
     gradient_norm,
     input_x_gradient,
     integrated_gradients,
@@ -27,4 +31,4 @@ from backend.saliency import (
     uniform,
 )
 
-__all__ = ["gradient_norm", "input_x_gradient", "integrated_gradients", "occlusion", "uniform"]
+__all__ = ["abo", "atman", "gradient_norm", "input_x_gradient", "integrated_gradients", "occlusion", "uniform"]
