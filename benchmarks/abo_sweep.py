@@ -95,7 +95,7 @@ def plant(model: LanguageModel, length: int, depth: int, case: int) -> Needle:
     at = round(depth / 100 * len(hay))
     text = " ".join([system, *hay[:at], needle, *hay[at:], query])
     passage = encode_prompt(model, Prompt(text))
-    (answer,) = encode_text(model, f" {secret}")
+    answer = encode_text(model, f" {secret}")[0]
     spans, begin = [], 0
     for token in passage.tokens:
         spans.append((begin, begin + len(token.text)))

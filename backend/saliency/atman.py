@@ -174,11 +174,11 @@ def _companions(question: Question, values: npt.NDArray[np.float64], params: Par
     if not params.similar:
         return []
     spans = list(question.spans)
-    lowered = np.asarray(unit_factors(question.model, question.ids, spans, params) < 1)
+    lowered: npt.NDArray[np.bool_] = np.less(unit_factors(question.model, question.ids, spans, params), 1)
     for unit, (begin, end) in enumerate(spans):
         lowered[unit, begin:end] = False
     lowered[np.isnan(values).all(axis=0)] = False
-    took = lowered.any(axis=1)
+    took = np.array([bool(row.any()) for row in lowered])
     count = int(took.sum())
     if not count:
         return [Check("co_suppressed", 0.0, "info", "No unit has similar tokens that were turned down with it.")]

@@ -22,9 +22,8 @@ from backend.saliency.gradients import activation_bytes
 _MEMORY_SHARE = 0.5
 """Part of the free memory that one backward pass may fill before layers are run twice instead."""
 
-_MATRICES = 4
-"""Matrices of query by key per head and layer that are alive at once where the mask itself has a gradient: scores,
-probabilities and their gradients."""
+_WORKING = 4
+"""Matrices of query by key that the layer at work holds, beside the one of probabilities that every layer keeps."""
 
 
 @contextmanager
@@ -60,7 +59,7 @@ def backward_bytes(model: LanguageModel, length: int) -> float:
     config = model.module.config.get_text_config()
     heads = int(getattr(config, "num_attention_heads", 0) or 0)
     layers = int(getattr(config, "num_hidden_layers", 0) or 0)
-    square = _MATRICES * layers * heads * length**2 * torch.finfo(model.module.dtype).bits / 8
+    square = (layers + _WORKING) * heads * length**2 * torch.finfo(model.module.dtype).bits / 8
     return activation_bytes(model) * length + square
 
 

@@ -317,6 +317,24 @@ def test_checkpointing_keeps_less():
     assert kept[1] < 0.8 * kept[0]
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_estimate_covers_what_is_kept(family):
+    model = tiny_model(family)
+    weights = {p.untyped_storage().data_ptr() for p in model.module.parameters()}
+    for count in (50, 200):
+        sizes = {}
+
+        def weigh(tensor, sizes=sizes):
+            if tensor.untyped_storage().data_ptr() not in weights:
+                sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        passes = BiasedPasses(question_of(model, (IDS * 8)[: count + 1], count), "log_prob", lambda: None)
+        with torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
+            passes.gradient(torch.zeros(count))
+        assert 1 < checkpointing.backward_bytes(model, count) / sum(sizes.values()) < 4
+
+
 def test_layers_are_restored_after_an_error_and_keep_what_others_put_there():
     model = tiny_model("llama")
     layer = model.module.model.layers[0]
