@@ -15,12 +15,16 @@ functions only. Shared parts:
 * ``ablation``: hide, delete, replace, for any sets of tokens. It stands on ``variants`` (what is left, where targets
   are read), ``masks`` (attention masks), ``prefix`` (keys and values computed once), ``grouping`` (which share a pass).
 * ``lrp_rules``: gradients that follow the rules of AttnLRP. ``choices``: target against foil along the text.
+* ``attention_bias``: S and its gradient under numbers added to attention; ``bias_descent`` learns them,
+  ``checkpointing`` saves memory. ``own_attention``, ``suppression``: attention to single tokens turned down.
 * ``checks``, ``ablation_checks``: assertions and warnings that travel with the scores.
 * ``explain``: a whole request, stored scores, refusals. ``calibration``: what it will cost.
 * ``units``, ``reading``, ``agreement``: scores at the level of words and sentences, shares, comparison of methods.
 """
 
 from backend.saliency import (
+    abo,
+    atman,
     attn_lrp,
     gradient_norm,
     input_x_gradient,
@@ -32,6 +36,8 @@ from backend.saliency import (
 )
 
 __all__ = [
+    "abo",
+    "atman",
     "attn_lrp",
     "gradient_norm",
     "input_x_gradient",

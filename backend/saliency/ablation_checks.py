@@ -5,6 +5,8 @@ Knows effects and how to measure one more; knows nothing of how a method chose w
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,7 +18,13 @@ TOGETHER = 5
 """Units with the strongest single effects that are removed together, to find redundant evidence."""
 
 
-def noise(ablator: Ablator, values: npt.NDArray[np.float64]) -> list[Check]:
+class HasNoise(Protocol):
+    """Whatever measured effects and knows its own rounding, float64 ``(row,)``."""
+
+    noise: npt.NDArray[np.float64]
+
+
+def noise(ablator: HasNoise, values: npt.NDArray[np.float64]) -> list[Check]:
     """Say which effects are rounding: S itself moves that much when other texts share its pass."""
     floor = float(ablator.noise.max())
     sizes = np.abs(values[~np.isnan(values)])

@@ -1,7 +1,8 @@
-"""Attention masks that hide tokens: which query may look at which key, in the form that each model family takes.
+"""Attention masks that hide or bias tokens: who may look at whom, in the form that each model family takes.
 
 Models with sliding windows want one mask per layer type, others a single one that holds the window. The library's own
-mask builder knows which; here its mask is made explicit, so that tokens can be hidden on top of it.
+mask builder knows which; here its mask is made explicit, so that tokens can be hidden on top of it, or a number added
+to their attention.
 """
 
 from __future__ import annotations
@@ -70,6 +71,24 @@ def additive(visible: Mask, start: int, stop: int, hidden: Tensor | None, dtype:
             rows = rows & (~hidden[:, None, :stop] | own)
         zero = torch.zeros((), dtype=dtype, device=rows.device)
         return torch.where(rows, zero, FORBIDDEN)[:, None]
+
+    return _each(visible, build)
+
+
+def biased(visible: Mask, bias: Tensor, dtype: torch.dtype) -> Mask:
+    """Build the mask that adds a number to all attention that a token receives, in every layer, head and query row.
+
+    Args:
+        visible: As from ``visible_keys``.
+        bias: float32 ``(length,)``; one number per key. Gradients flow back to it.
+        dtype: The model's dtype; the numbers are rounded to it.
+
+    Returns:
+        Additive mask ``(1, 1, length, length)``, or one per layer type.
+    """
+
+    def build(allowed: Tensor) -> Tensor:
+        return torch.where(allowed, bias.to(allowed.device, dtype), FORBIDDEN)[None, None]
 
     return _each(visible, build)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from backend.models.language import LanguageModel
 from backend.saliency.question import ask
@@ -19,7 +19,7 @@ class ToyConfig(PreTrainedConfig):
 
 
 class Toy(PreTrainedModel):
-    """h_t is a sum over the visible positions; logits are a function of h_t.
+    """h_t is a sum over the visible positions, weighted with exp(mask); logits are a function of h_t.
 
     ``kind``: "linear" (logits = h W^T), "quadratic" (logits = h W^T + (h W^T)^2 / 2), "scale_free" (the sum is over
     e_i / |e_i|), "copy" (h_t is the embedding at t - 1, so that the token two before the target decides).
@@ -48,7 +48,7 @@ class Toy(PreTrainedModel):
         if attention_mask is None:
             visible = torch.ones(n, n).tril()[None]
         else:
-            visible = (attention_mask[:, 0] > -1).float()
+            visible = attention_mask[:, 0].exp()  # 1 where nothing is added, 0 where it is forbidden
         if self.kind == "scale_free":
             e = e / e.norm(dim=-1, keepdim=True)
         if self.kind == "copy":
@@ -70,6 +70,50 @@ def toy_model(kind="linear", *, vocabulary=12, width=5, seed=0, scale=1.0):
     module = Toy(config, kind, embedding, weight).eval().requires_grad_(False)
     info = ModelInfo(id=f"toy-{kind}", revision="0", dtype="float32", device="cpu", parameters=1)
     return LanguageModel(ModelRef(f"toy-{kind}"), info, module, None, 0)
+
+
+def copying_llama(vocabulary=12):
+    """A real one-layer Llama that says the token before the last one, as the copy toy does.
+
+    Queries and keys are the same for every token and differ by their rotation only: the score is highest one position
+    back, where about four fifths of the attention go. The last token of the vocabulary is a sink: a tenth of the
+    attention goes there, wherever it stands. Values are one-hot tokens, written beside the embedding, where the head
+    reads them.
+    """
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=2 * vocabulary,
+        intermediate_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        attention_bias=True,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    module = LlamaForCausalLM(config).eval().requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.zero_()
+    layer = module.model.layers[0]
+    for norm in (layer.input_layernorm, layer.post_attention_layernorm, module.model.norm):
+        norm.weight.fill_(1)
+    for token in range(vocabulary):
+        module.model.embed_tokens.weight[token, token] = 1
+        layer.self_attn.v_proj.weight[token, token] = 1
+        layer.self_attn.o_proj.weight[vocabulary + token, token] = 0.6  # three times as long as the embedding
+        module.lm_head.weight[token, vocabulary + token] = 1.7  # the copied token's logit is 8
+    turn = torch.tensor([1.0, 10000 ** (-1 / 8)])  # the two fastest rotations, in radians per position
+    layer.self_attn.k_proj.bias[:2] = 1
+    layer.self_attn.q_proj.bias[:2] = 20 * turn.cos()
+    layer.self_attn.q_proj.bias[8:10] = -20 * turn.sin()
+    normed = (2 * vocabulary) ** 0.5  # what the norm makes of a one-hot embedding
+    layer.self_attn.k_proj.weight[:2, vocabulary - 1] = -1 / normed  # no place of its own, ...
+    layer.self_attn.k_proj.weight[7, vocabulary - 1] = 1 / normed  # ... but a part that hardly rotates
+    layer.self_attn.q_proj.bias[7] = 32
+    info = ModelInfo(id="copying-llama", revision="0", dtype="float32", device="cpu", parameters=1)
+    return LanguageModel(ModelRef("copying-llama"), info, module, None, 0)
 
 
 def passage_of(ids, prompt_length, roles=None, groups=None):
