@@ -335,7 +335,13 @@ class Engine:
         prompt = encode_prompt(model, request.prompt, self.settings, room=room)
         passage = append_answer(model, prompt, request.answer_ids)
         return explain(
-            model, passage, request, tick, recall=self._kept.get_attribution, remember=self._kept.put_attribution
+            model,
+            passage,
+            request,
+            tick,
+            recall=self._kept.get_attribution,
+            remember=self._kept.put_attribution,
+            shelf=self._store,
         )
 
     def _calibrate(self, model: LanguageModel, tick: Tick, stage: Stage) -> None:

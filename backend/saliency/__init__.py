@@ -14,17 +14,30 @@ functions only. Shared parts:
 * ``embeddings``: reading and exchanging input embeddings, baselines. ``gradients``: rows and their gradients, batches.
 * ``ablation``: hide, delete, replace, for any sets of tokens. It stands on ``variants`` (what is left, where targets
   are read), ``masks`` (attention masks), ``prefix`` (keys and values computed once), ``grouping`` (which share a pass).
+* ``bank``: random ablations, run once and read by many methods; ``runs`` keeps them. ``readouts``: fits and means.
 * ``checks``, ``ablation_checks``: assertions and warnings that travel with the scores.
 * ``explain``: a whole request, stored scores, refusals. ``calibration``: what it will cost.
 * ``units``, ``reading``, ``agreement``: scores at the level of words and sentences, shares, comparison of methods.
 """
 
 from backend.saliency import (
+    context_cite,
+    ensemble_shap,
     gradient_norm,
     input_x_gradient,
     integrated_gradients,
     occlusion,
+    token_shap,
     uniform,
 )
 
-__all__ = ["gradient_norm", "input_x_gradient", "integrated_gradients", "occlusion", "uniform"]
+__all__ = [
+    "context_cite",
+    "ensemble_shap",
+    "gradient_norm",
+    "input_x_gradient",
+    "integrated_gradients",
+    "occlusion",
+    "token_shap",
+    "uniform",
+]
