@@ -41,7 +41,8 @@ def span_log_odds(log_odds: Array, has_foil: bool) -> Array:
     log_p = -np.logaddexp(0.0, -log_odds)
     reached = np.cumsum(log_p, axis=1) - log_p  # all tokens before this one were right
     fails: Array = np.logaddexp.reduce(reached - np.logaddexp(0.0, log_odds), axis=1)
-    return log_p.sum(axis=1) - fails
+    odds: Array = log_p.sum(axis=1) - fails
+    return odds
 
 
 def fit(keep: BoolArray, odds: Array, size: int, penalty: float) -> Array:
@@ -139,6 +140,20 @@ def differences(keep: BoolArray, values: Array) -> Array:
         mean_without = (1 - held).T @ values / (1 - held).sum(axis=0)[:, None]
     found: Array = (mean_with - mean_without).T
     return found
+
+
+def centered(values: Array, single: BoolArray) -> Array:
+    """Measure values from the mean of their kind, so that kinds of parts which differ by themselves do not count.
+
+    Args:
+        values: float64 ``(part, row)``.
+        single: bool ``(part,)``; the kind: whether just one unit is missing, or a random set.
+    """
+    out = values.copy()
+    for kind in (single, ~single):
+        if kind.any():
+            out[kind] -= values[kind].mean(axis=0)
+    return out
 
 
 def split_half(keep: BoolArray, values: Array, seed: int) -> list[Check]:

@@ -10,8 +10,11 @@ Sign: positive supports the target (the answer). Unit: nats of log-probability (
 cosine similarity.
 Check: two halves of the parts rank the units alike; similarities that hardly differ (standard deviation below 0.02)
 rank nothing.
-Failure modes: leave-one-out prompts among random ones make this neither a Shapley nor a Banzhaf value. The published
-shift (smallest score to 0, sum to 1) hides negative scores, so it is an option. Similar words may mean the opposite.
+Failure modes: leave-one-out prompts among random ones make this neither a Shapley nor a Banzhaf value. They also give
+every unit the same bonus: almost whole prompts have high values and nearly all of them hold the unit, so a unit without
+any influence scores far from 0. By default this bonus is taken out, by measuring each kind of part from its own mean.
+The published scores (smallest shifted to 0, sum 1) hide it, and negative scores with it; they are an option. Similar
+words may mean the opposite.
 Source: TokenSHAP (arXiv:2407.10114). Own implementation.
 """
 
@@ -71,9 +74,13 @@ class Params:
     max_new_tokens: int = field(
         default=64, metadata={"min": 1, "max": 256, "step": 1, "help": "Longest answer, for generation."}
     )
-    shift: bool = field(
-        default=False,
-        metadata={"help": "As published: shift the smallest score to 0 and divide by the sum. Hides negative scores."},
+    form: str = field(
+        default="centered",
+        metadata={
+            "choices": ("centered", "raw", "published"),
+            "help": "centered: a unit without influence scores 0. raw: mean with the unit minus mean without it, in "
+            "which all units share a bonus. published: raw, shifted so that the smallest is 0, divided by the sum.",
+        },
     )
     operator: str = field(
         default="hide",
@@ -136,15 +143,14 @@ def run(model: LanguageModel, question: Question, params: Params, tick: Tick) ->
         parts = _generated(question, units, params, progress)
     else:
         parts = _likelihoods(question, params, progress)
-    scores = readouts.differences(parts.keep, parts.values)
+    centered = parts.values if parts.exact else readouts.centered(parts.values, parts.single)
+    scores = readouts.differences(parts.keep, centered if params.form == "centered" else parts.values)
     found = [*parts.checks]
     if not parts.exact:
-        found += readouts.split_half(parts.keep, parts.values, question.seed)
-    if params.shift and np.isfinite(scores).any():
-        low, high = float(np.nanmin(scores)), float(np.nanmax(scores))
-        text = "As published, the smallest score is shifted to 0 and all are divided by their sum, which hides "
-        text += f"negative ones. Before, they ran from {low:.2g} to {high:.2g}."
-        found.append(Check("shifted", low, "info", text))
+        found += readouts.split_half(parts.keep, centered, question.seed)
+        bonus = readouts.differences(parts.keep, parts.values - centered)
+        found.append(_bonus(bonus, params.form))
+    if params.form == "published":
         scores = shifted(scores)
     if len(scores) < rows:
         scores = np.repeat(scores / rows, rows, axis=0)
@@ -155,9 +161,19 @@ def run(model: LanguageModel, question: Question, params: Params, tick: Tick) ->
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """Partial prompts, each once: bool ``(part, unit)``, with their values ``(part, row)``, cost and checks."""
+    """Partial prompts, each once, and their values.
+
+    Attributes:
+        keep: bool ``(part, unit)``.
+        single: bool ``(part,)``; whether just one unit is missing.
+        values: float64 ``(part, row)``.
+        exact: Whether there are no other parts.
+        forward: What they cost.
+        checks: About their values.
+    """
 
     keep: BoolArray
+    single: BoolArray
     values: Array
     exact: bool
     forward: float
@@ -185,7 +201,7 @@ def _likelihoods(question: Question, params: Params, progress: Callable[[float],
     if spread <= 2 * floor:
         text = f"There is no signal: over all parts, the target's log-odds move by {spread:.2g}."
         found.append(Check("no_signal", spread, "fail", text))
-    return _Parts(keep, values, random.exact, single.forward + random.forward, found)
+    return _Parts(keep, _single(keep), values, random.exact, single.forward + random.forward, found)
 
 
 def _generated(question: Question, units: list[int], params: Params, progress: Callable[[float], None]) -> _Parts:
@@ -225,7 +241,27 @@ def _generated(question: Question, units: list[int], params: Params, progress: C
         text = f"There is no signal: the answers hardly differ (standard deviation {spread:.3f}, below {SAME})."
         checks.append(Check("no_signal", spread, "fail", f"{text} Do not rank units by them."))
     forward = tokens / question.source_count
-    return _Parts(keep[there], found[there, None], exact and bool(there.all()), forward, checks)
+    keep = keep[there]
+    return _Parts(keep, _single(keep), found[there, None], exact and bool(there.all()), forward, checks)
+
+
+def _single(keep: BoolArray) -> BoolArray:
+    missing: BoolArray = (~keep).sum(axis=1) == 1
+    return missing
+
+
+def _bonus(bonus: Array, form: str) -> Check:
+    """Tell how far from 0 a unit without influence would score, as published."""
+    import numpy as np
+
+    size = float(np.nanmean(bonus)) if np.isfinite(bonus).any() else 0.0
+    text = f"Prompts without one unit among random ones give every unit about {size:+.2g}, whatever it says"
+    ways = {
+        "centered": "; that is taken out of the scores.",
+        "raw": ": read the order of the scores, not their sign.",
+        "published": "; the shift of the smallest score to 0 hides it, and negative scores too.",
+    }
+    return Check("common_bonus", size, "warn" if form == "raw" else "info", text + ways[form])
 
 
 def shifted(scores: Array) -> Array:

@@ -79,14 +79,16 @@ def test_few_masks_are_all_taken_once():
 @pytest.mark.parametrize("objective", ["log_prob", "logit", "prob"])
 def test_outcomes_are_those_of_one_run_per_mask(objective):
     model = toy_model("linear")
-    question = question_of(model, IDS, PROMPT, (0, 3), objective=objective)
+    ids = [*IDS[:PROMPT], 0, 5, 6]
+    ids[PROMPT] = int(toy_logits(model, ids, PROMPT - 1, [True] * PROMPT).argmax())
+    question = question_of(model, ids, PROMPT, (0, 3), objective=objective)
     runs = bank.draw(question, Plan("half", "hide", 64), lambda part: None)
     assert runs.exact and len(runs.keep) == 64
     for keep, odds, top in zip(runs.keep, runs.log_odds, runs.top, strict=True):
         for row in range(3):
-            log_p = toy_log_p(model, IDS, row, keep)
+            log_p = toy_log_p(model, ids, row, keep)
             assert odds[row] == pytest.approx(log_p - np.log1p(-np.exp(log_p)), abs=1e-4)
-            assert top[row] == (toy_logits(model, IDS, PROMPT - 1 + row, keep).argmax() == IDS[PROMPT + row])
+            assert top[row] == (toy_logits(model, ids, PROMPT - 1 + row, keep).argmax() == ids[PROMPT + row])
     assert 0 < runs.top.mean() < 1
     np.testing.assert_array_equal(runs.plain, runs.log_odds[runs.keep.all(axis=1)][0])
 
@@ -454,21 +456,45 @@ def test_random_parts_join_those_without_one_unit():
     for keep in sorted(parts):
         logits = toy_logits(model, ids, 9, np.array(keep))
         found.append(logits[8] - np.log(np.exp(logits).sum()))
-    scores = run("token_shap", question, masks=32)
-    np.testing.assert_allclose(scores.values[0], mean_differences(sorted(parts), found), atol=1e-4)
-    assert -1 <= check_of(scores, "split_half").value <= 1
+    raw = run("token_shap", question, masks=32, form="raw")
+    wanted = mean_differences(sorted(parts), found)
+    np.testing.assert_allclose(raw.values[0], wanted, atol=1e-4)
+    assert check_of(raw, "common_bonus").verdict == "warn"
+    published = run("token_shap", question, masks=32, form="published").values[0]
+    np.testing.assert_allclose(published, (wanted - wanted.min()) / (wanted - wanted.min()).sum(), atol=1e-4)
+    assert -1 <= check_of(raw, "split_half").value <= 1
 
 
-def test_additive_contributions_are_found_exactly_and_the_shift_is_an_option():
+def test_a_unit_without_influence_scores_zero_unless_the_bonus_is_left_in():
+    model = toy_model("linear")
+    with torch.no_grad():  # every token but 11 speaks for the target, against the foil
+        model.module.embed.weight.zero_()
+        model.module.embed.weight[:11, 0] = 0.5
+        model.module.weight.zero_()
+        model.module.weight[8, 0] = 1.0
+    ids = [*([3] * 5), 11, *([4] * 19), 8]
+    found = {form: [] for form in ("centered", "raw")}
+    for seed in range(12):
+        for form, values in found.items():
+            scores = run("token_shap", question_of(model, ids, 25, foil=[10], seed=seed), form=form)
+            values.append(scores.values[0, :24])
+    centered, raw = (np.mean(found[form], axis=0) for form in ("centered", "raw"))
+    # 32 of 64 random parts hold a unit, as do 24 of those without one unit, which by themselves say little about it
+    wanted = 0.25 * 32 / (32 + 24) + 0.25 * 32 / (32 + 1)
+    assert abs(centered[5]) < 0.15 and abs(np.delete(centered, 5).mean() - wanted) < 0.06
+    assert raw[5] > 1  # almost whole prompts are worth 6 more than random halves, and hold it
+    assert check_of(scores, "common_bonus").value == pytest.approx(raw[5], rel=0.2)
+
+
+def test_additive_contributions_are_found_exactly_and_the_published_shift_is_an_option():
     model = toy_model("linear")
     embedding, weight = model.module.embed.weight.numpy(), model.module.weight.numpy()
     question = question_of(model, IDS, PROMPT, foil=[10])
     true = embedding[IDS[:PROMPT]] @ (weight[IDS[PROMPT]] - weight[10])
     true[-1] = 0
     np.testing.assert_allclose(run("token_shap", question).values[0], true, atol=1e-4)
-    shifted = run("token_shap", question, shift=True)
+    shifted = run("token_shap", question, form="published")
     np.testing.assert_allclose(shifted.values[0], (true - true.min()) / (true - true.min()).sum(), atol=1e-4)
-    assert f"{true.min():.2g}" in check_of(shifted, "shifted").text
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -488,8 +514,10 @@ def test_a_planted_trigger_comes_first(params, place):
     name, settings = params
     model = toy_model("linear", seed=place)
     with torch.no_grad():
-        model.module.embed.weight.mul_(0.3)
-        model.module.embed.weight[11] = 5 * model.module.weight[8] / model.module.weight[8].norm() ** 2
+        model.module.embed.weight.mul_(0.2)
+        model.module.embed.weight[:, 4] = model.module.weight[:, 4] = 0
+        model.module.embed.weight[11] = torch.eye(5)[4]  # speaks for token 8 and of nothing else
+        model.module.weight[8, 4] = 8
     ids = np.random.default_rng(place).integers(0, 8, 25).tolist()
     ids[place], ids[24] = 11, 8
     scores = run(name, question_of(model, ids, 24, seed=place), **settings)
