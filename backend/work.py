@@ -67,7 +67,10 @@ def compute(
         case SaliencyRequest():
             stage("Explaining")
             passage = passage_of(request.prompt, request.answer_ids)
-            return explain(model, passage, request, tick, recall=kept.get_attribution, remember=kept.put_attribution)
+            return explain(
+                model, passage, request, tick,
+                recall=kept.get_attribution, remember=kept.put_attribution, shelf=kept.store,
+            )  # fmt: skip
         case CutRequest():
             given = request.continuation
             room = request.room if given is None else max(1, len(encode_text(model, given)))

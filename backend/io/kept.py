@@ -24,10 +24,13 @@ class KeptResults:
     """Results by key, from memory where possible, so that a page run does not parse JSON again. For any thread.
 
     What is read from disk says so (``from_cache``).
+
+    Attributes:
+        store: The disk behind it; random ablations are kept there, too.
     """
 
     def __init__(self, store: ResultStore) -> None:
-        self._store = store
+        self.store = store
         self._lock = threading.Lock()
         self._recent: OrderedDict[str, tuple[Result, int]] = OrderedDict()
 
@@ -38,7 +41,7 @@ class KeptResults:
             if recent is not None:
                 self._recent.move_to_end(key)
                 return recent[0]
-        data = self._store.get(key)
+        data = self.store.get(key)
         if data is None:
             return None
         try:
@@ -54,11 +57,11 @@ class KeptResults:
     def put(self, key: str, result: Result, data: bytes | None = None) -> None:
         """Keep a result; ``data`` is its JSON form where that is at hand already."""
         self._remember(key, result)
-        self._store.put(key, bundle.encode(result) if data is None else data)
+        self.store.put(key, bundle.encode(result) if data is None else data)
 
     def get_attribution(self, key: str) -> TokenAttribution | None:
         """Return one method's scores."""
-        data = self._store.get(key)
+        data = self.store.get(key)
         if data is None:
             return None
         try:
@@ -69,7 +72,7 @@ class KeptResults:
 
     def put_attribution(self, key: str, result: TokenAttribution) -> None:
         """Keep one method's scores."""
-        self._store.put(key, bundle.encode_attribution(result))
+        self.store.put(key, bundle.encode_attribution(result))
 
     def _remember(self, key: str, result: Result) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ functions only. Shared parts:
 * ``lrp_rules``: gradients that follow the rules of AttnLRP. ``choices``: target against foil along the text.
 * ``attention_bias``: S and its gradient under numbers added to attention; ``bias_descent`` learns them,
   ``checkpointing`` saves memory. ``own_attention``, ``suppression``: attention to single tokens turned down.
+* ``bank``: random ablations, run once and read by many methods; ``runs`` keeps them. ``readouts``: fits and means.
 * ``checks``, ``ablation_checks``: assertions and warnings that travel with the scores.
 * ``explain``: a whole request, stored scores, refusals. ``calibration``: what it will cost.
 * ``units``, ``reading``, ``agreement``: scores at the level of words and sentences, shares, comparison of methods.
@@ -26,12 +27,15 @@ from backend.saliency import (
     abo,
     atman,
     attn_lrp,
+    context_cite,
+    ensemble_shap,
     gradient_norm,
     input_x_gradient,
     integrated_gradients,
     occlusion,
     smooth_grad,
     tdd,
+    token_shap,
     uniform,
 )
 
@@ -39,11 +43,14 @@ __all__ = [
     "abo",
     "atman",
     "attn_lrp",
+    "context_cite",
+    "ensemble_shap",
     "gradient_norm",
     "input_x_gradient",
     "integrated_gradients",
     "occlusion",
     "smooth_grad",
     "tdd",
+    "token_shap",
     "uniform",
 ]

@@ -9,6 +9,7 @@ Three ways to remove a token:
 
 Everything before the first changed position is the same in all variants, so its keys and values are computed once;
 neighboring variants share a pass.
+What is read is S of each row, or its log-odds, and on demand whether the target is still the most likely token.
 Knows variants; knows nothing of what methods make of them.
 """
 
@@ -31,7 +32,7 @@ from backend.saliency.masks import additive, visible_keys
 from backend.saliency.passes import Mask, logits_at
 from backend.saliency.prefix import KeysValues, prefix_cache, read_prefix
 from backend.saliency.question import Question, Strand
-from backend.saliency.variants import GONE, BoolArray, Operator, Variant, make_variant
+from backend.saliency.variants import GONE, PLAIN, BoolArray, IntArray, Operator, Variant, make_variant
 from backend.types import Check
 
 _AT_ONCE = {"cpu": 1024, "mps": 4096, "cuda": 32768}
@@ -64,6 +65,7 @@ class Ablator:
         operator: Operator,
         fill: Tensor | None = None,
         *,
+        log_odds: bool = False,
         before_pass: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare: find a way in which this model can be ablated, and prove that it leaves the model as it is.
@@ -72,13 +74,15 @@ class Ablator:
             question: Rows and sources.
             operator: How tokens are removed.
             fill: Embedding ``(width,)`` that takes a token's place; for "replace" only.
+            log_odds: Whether to read log-odds (``Question.log_odds``) instead of S.
             before_pass: Called before each pass through the model; may raise to stop.
 
         Raises:
             NotApplicable: If the operator does not work with this model.
         """
         self.question = question
-        self._runners = [_Runner(question, strand, operator, fill, before_pass) for strand in question.strands]
+        read = question.log_odds if log_odds else question.terms
+        self._runners = [_Runner(question, strand, operator, fill, read, before_pass) for strand in question.strands]
         self.noise = sum((runner.noise for runner in self._runners), start=np.zeros(len(question.targets)))
         self.checks = (self._neutral_check(operator),)
 
@@ -97,11 +101,33 @@ class Ablator:
         Returns:
             float64 ``(variant, row)``; NaN where nothing is left that could predict the row's target.
         """
+        return self._remove(removed, progress, None)
+
+    def outcomes(
+        self, removed: BoolArray, progress: Callable[[int], None]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Return what ``without`` returns, and whether each row's target is the most likely token.
+
+        Args:
+            removed: bool ``(variant, source)``.
+            progress: Called with the number of variants done, at least once per pass; may raise.
+
+        Returns:
+            float64 and bool, ``(variant, row)``; NaN and False where nothing is left that could predict the target.
+        """
+        top = np.zeros((len(removed), len(self.question.targets)), bool)
+        return self._remove(removed, progress, top), top
+
+    def _remove(
+        self, removed: BoolArray, progress: Callable[[int], None], top: BoolArray | None
+    ) -> npt.NDArray[np.float64]:
         count = len(removed)
         total = np.zeros((count, len(self.question.targets)))
         with torch.no_grad():
             for number, runner in enumerate(self._runners):
-                runner.run(removed, total, partial(_advance, progress, number * count, len(self._runners)))
+                # the first strand holds the targets
+                done = partial(_advance, progress, number * count, len(self._runners))
+                runner.run(removed, total, top if number == 0 else None, done)
         return total
 
     def _neutral_check(self, operator: Operator) -> Check:
@@ -129,10 +155,11 @@ class _Runner:
         strand: Strand,
         operator: Operator,
         fill: Tensor | None,
+        read: Callable[..., Tensor],
         before_pass: Callable[[], None],
     ) -> None:
         self.question, self.strand, self.operator, self.fill = question, strand, operator, fill
-        self.before_pass = before_pass
+        self.read, self.before_pass = read, before_pass
         self.model = question.model
         self.device = question.model.device
         self.length = len(strand.ids)
@@ -142,7 +169,9 @@ class _Runner:
         self.layers: list[KeysValues] | None = None
         plain = question.plain.logits[question.strands.index(strand)]
         self.plain = plain
-        self.plain_terms = question.terms(strand, plain[None])[0]
+        self.plain_terms = read(strand, plain[None])[0]
+        places = np.searchsorted(strand.positions, strand.reads)
+        self.plain_top = self._are_top(plain[None], places[None])
         self.gap, self.noise = self._choose_route()
 
     # ------------------------------------------------------------------------------------------ which way works
@@ -203,7 +232,7 @@ class _Runner:
                     raise
                 return None
             gap = max(gap, float((logits - self.plain).abs().max()))
-            rows = self.question.rows(self.strand, self.question.terms(self.strand, logits))
+            rows = self.question.rows(self.strand, self.read(self.strand, logits))
             noise = np.maximum(noise, (rows - plain).abs().amax(0).double().cpu().numpy())
         return (gap, noise) if gap <= self.question.plain.tolerance else None
 
@@ -234,13 +263,19 @@ class _Runner:
 
     # ------------------------------------------------------------------------------------------ variants
 
-    def run(self, removed: BoolArray, total: npt.NDArray[np.float64], progress: Callable[[int], None]) -> None:
-        """Add this strand's part of S to ``total`` ``(variant, row)``."""
+    def run(
+        self,
+        removed: BoolArray,
+        total: npt.NDArray[np.float64],
+        top: BoolArray | None,
+        progress: Callable[[int], None],
+    ) -> None:
+        """Add this strand's part to ``total`` ``(variant, row)``; fill ``top`` ``(variant, row)`` if it is given."""
         shared = removed[:, : self.strand.shared]
         variants = [make_variant(index, self.strand, row, self.operator) for index, row in enumerate(shared)]
         same = [v for v in variants if not (v.reads >= 0).any()]
         for variant in same:
-            total[variant.index] += self._rows([variant], None, [])[0]
+            self._read([variant], None, [], total, top)
         changed = sorted((v for v in variants if (v.reads >= 0).any()), key=lambda v: v.start)
         at_once = _AT_ONCE.get(self.device.type, 1024)
         overhead = _OVERHEAD.get(self.device.type, 64)
@@ -251,25 +286,27 @@ class _Runner:
         for begin, end in group(starts, self.length, at_once=at_once, overhead=overhead):
             for first in range(begin, end, widest):
                 members = changed[first : min(first + widest, end)]
-                for variant, rows in zip(members, self._group(members), strict=True):
-                    total[variant.index] += rows
+                self._group(members, total, top)
                 done += len(members)
                 progress(done)
 
-    def _group(self, members: list[Variant]) -> npt.NDArray[np.float64]:
-        """Run variants in one pass, in halves if memory runs out; return their rows ``(variant, row)``."""
+    def _group(self, members: list[Variant], total: npt.NDArray[np.float64], top: BoolArray | None) -> None:
+        """Run variants in one pass, in halves if memory runs out."""
         try:
-            return self._together(members)
+            self._together(members, total, top)
         except (RuntimeError, MemoryError) as error:
             if len(members) == 1 or not is_out_of_memory(error):
                 raise
+        else:
+            return
         # outside of the handler, which would keep the failed pass alive
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         half = len(members) // 2
-        return np.concatenate([self._group(members[:half]), self._group(members[half:])])
+        self._group(members[:half], total, top)
+        self._group(members[half:], total, top)
 
-    def _together(self, members: list[Variant]) -> npt.NDArray[np.float64]:
+    def _together(self, members: list[Variant], total: npt.NDArray[np.float64], top: BoolArray | None) -> None:
         start = min(v.start for v in members) if self.layers else 0
         stop = max(v.stop for v in members)
         ids = np.full((len(members), stop - start), self.ids[-1], np.int64)  # what follows a variant is never read
@@ -291,19 +328,39 @@ class _Runner:
                 f"With tokens removed ({self.operator}), the model returns numbers that are not finite.",
                 "Choose another operator, or load the model in float32.",
             )
-        return self._rows(members, logits, places)
+        self._read(members, logits, places, total, top)
 
-    def _rows(self, members: list[Variant], logits: Tensor | None, places: list[int]) -> npt.NDArray[np.float64]:
-        """Put terms that were run and terms that nothing changed together; return rows ``(variant, row)``."""
+    def _read(
+        self,
+        members: list[Variant],
+        logits: Tensor | None,
+        places: list[int],
+        total: npt.NDArray[np.float64],
+        top: BoolArray | None,
+    ) -> None:
+        """Put terms that were run and terms that nothing changed together, into the variants' rows."""
         reads = np.stack([v.reads for v in members])
+        index = [v.index for v in members]
         terms = self.plain_terms.expand(len(members), -1).clone()
+        count = len(self.question.targets)
+        if top is not None:
+            top[index] = (reads[:, :count] == PLAIN) & self.plain_top[:, :count]
         if logits is not None:
-            slots = torch.from_numpy(np.searchsorted(places, np.maximum(reads, places[0]))).to(logits.device)
-            found = self.question.terms(self.strand, logits, slots)
-            terms = torch.where(torch.from_numpy(reads >= 0).to(logits.device), found, terms)
+            at = np.searchsorted(places, np.maximum(reads, places[0]))
+            slots = torch.from_numpy(at).to(logits.device)
+            terms = torch.where(
+                torch.from_numpy(reads >= 0).to(logits.device), self.read(self.strand, logits, slots), terms
+            )
+            if top is not None:
+                top[index] |= (reads[:, :count] >= 0) & self._are_top(logits, at[:, :count])
         terms[torch.from_numpy(reads == GONE).to(terms.device)] = torch.nan
-        rows: npt.NDArray[np.float64] = self.question.rows(self.strand, terms).double().cpu().numpy()
-        return rows
+        total[index] += self.question.rows(self.strand, terms).double().cpu().numpy()
+
+    def _are_top(self, logits: Tensor, slots: IntArray) -> BoolArray:
+        """Whether the first terms' tokens are the most likely ones; bool, shape of ``slots`` ``(batch, term)``."""
+        best = logits.argmax(dim=-1).cpu().numpy()
+        found: BoolArray = np.take_along_axis(best, slots, axis=1) == np.array(self.strand.tokens[: slots.shape[1]])
+        return found
 
     def _pass(self, ids: Tensor, start: int, changed: Tensor | None, positions: list[int]) -> Tensor:
         """Run ``ids`` ``(batch, length)`` behind the first ``start`` tokens; return logits at ``positions``.

@@ -27,6 +27,7 @@ from backend.registry import Method, Workload, get_method, make_params, params_d
 from backend.saliency.calibration import Calibration, calibrate, estimate
 from backend.saliency.checks import CERTAIN
 from backend.saliency.question import Question, ask
+from backend.saliency.runs import Runs, Shelf
 from backend.types import Explanation, Passage, SaliencyRequest, Scores, TargetToken, Tick, Token, TokenAttribution
 from backend.types import cache_key as hash_of
 
@@ -46,6 +47,7 @@ def explain(
     *,
     recall: Recall | None = None,
     remember: Remember | None = None,
+    shelf: Shelf | None = None,
 ) -> Explanation:
     """Run all methods of a request.
 
@@ -56,6 +58,7 @@ def explain(
         tick: Progress over all methods together, and cancellation.
         recall: Returns a method's stored scores by key, or None.
         remember: Stores a method's scores under a key; not called for refusals.
+        shelf: Keeps random ablations for later requests; within this one they are shared anyway.
 
     Raises:
         BadRequest: If target, foil, method or parameters make no sense.
@@ -70,7 +73,7 @@ def explain(
         for method in [get_method(spec.name)]
     ]
     foil = encode_text(model, request.foil) if request.foil else ()
-    question = ask(model, passage, request, foil)
+    question = replace(ask(model, passage, request, foil), runs=Runs(shelf))
     keys = [method_key(question, request, method, params, foil) for method, params in planned]
     stored = [recall(key) if recall else None for key in keys]
     weights = [

@@ -10,7 +10,7 @@ Knows models only as something that returns logits; knows nothing of methods.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch import Tensor
 from backend.errors import BadRequest, NotApplicable, PromptTooLong
 from backend.models.language import LanguageModel
 from backend.saliency.passes import logits_at
+from backend.saliency.runs import Runs
 from backend.saliency.units import make_units
 from backend.types import Objective, Passage, Role, SaliencyRequest
 
@@ -83,6 +84,7 @@ class Question:
         objective: The scalar.
         units: Half-open spans of sources that ablation removes together; None if each source is its own unit.
         seed: Seed of methods that sample.
+        runs: Random ablations of this question, which several methods read.
     """
 
     model: LanguageModel
@@ -93,6 +95,7 @@ class Question:
     objective: Objective
     units: tuple[tuple[int, int], ...] | None
     seed: int
+    runs: Runs = field(default_factory=Runs)
 
     @property
     def source_count(self) -> int:
@@ -126,15 +129,35 @@ class Question:
         Returns:
             float32 ``(batch, term)``.
         """
-        if slots is None:
-            places = strand.positions
-            slots = torch.tensor([[places.index(read) for read in strand.reads]], device=logits.device)
+        slots = self._slots(strand, logits) if slots is None else slots
         which = torch.arange(len(logits), device=logits.device)[:, None]
         tokens = torch.tensor([strand.tokens], device=logits.device)
         if self.objective == "logit":
             return logits[which, slots, tokens]
         chosen = logits.log_softmax(-1)[which, slots, tokens]
         return chosen.exp() if self.objective == "prob" else chosen
+
+    def log_odds(self, strand: Strand, logits: Tensor, slots: Tensor | None = None) -> Tensor:
+        """Return each term's log-odds against all other tokens, whatever the objective; arguments as for ``terms``.
+
+        Computed against the other tokens' logits, so that certain tokens keep their odds: log p of a token rounds to
+        0 where 1 - p falls below the spacing of the format. With a foil the terms are log-probabilities, since their
+        differences are the log-odds of the target against the foil.
+        """
+        slots = self._slots(strand, logits) if slots is None else slots
+        which = torch.arange(len(logits), device=logits.device)[:, None]
+        tokens = torch.tensor([strand.tokens], device=logits.device)
+        if self.has_foil:
+            return logits.log_softmax(-1)[which, slots, tokens]
+        read = logits[which, slots]  # (batch, term, vocabulary)
+        own = tokens.expand(read.shape[:2])[..., None]
+        others = read.scatter(-1, own, -torch.inf).logsumexp(-1)
+        return read.gather(-1, own)[..., 0] - others
+
+    def _slots(self, strand: Strand, logits: Tensor) -> Tensor:
+        """Where terms are read if the logits are those of ``strand.positions``; int64 ``(1, term)``."""
+        places = strand.positions
+        return torch.tensor([[places.index(read) for read in strand.reads]], device=logits.device)
 
     def rows(self, strand: Strand, terms: Tensor) -> Tensor:
         """Add a strand's terms up to rows, with their signs: ``(batch, term)`` to ``(batch, row)``."""

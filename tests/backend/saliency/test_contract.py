@@ -71,10 +71,11 @@ def test_scores_have_their_form_and_the_model_stays_as_it_is(model, method):
     assert isinstance(scores, Scores)
     assert scores.values.dtype == np.float32
     assert scores.values.shape == (2, asked.source_count) == (2, LONG + 2)
-    assert scores.measured.all() and np.isfinite(scores.values).all()
+    assert scores.measured[:LONG].all()  # random ablation leaves the answer so far as it is, and does not score it
+    assert np.isfinite(scores.values[:, scores.measured]).all()
     assert (scores.values[0, asked.targets[0] :] == 0).all()  # a target cannot be driven by itself
     assert np.abs(scores.values[:, :LONG]).sum() > 0
-    assert method.signed or (scores.values >= 0).all()
+    assert method.signed or (scores.values[:, scores.measured] >= 0).all()
     assert not [check for check in scores.checks if check.name in ("hooked_equals_plain", "neutral_ablation")
                 and check.verdict != "ok"]  # fmt: skip
 
@@ -97,9 +98,9 @@ def test_the_same_question_gets_the_same_answer(model, method):
     first = method.run(model, question(model), method.params(), no_tick)
     second = method.run(model, question(model), method.params(), no_tick)
     if model.device.type == "cpu":
-        assert np.array_equal(first.values, second.values)
+        assert np.array_equal(first.values, second.values, equal_nan=True)
     else:
-        np.testing.assert_allclose(first.values, second.values, rtol=1e-3, atol=1e-4 * np.abs(first.values).max())
+        np.testing.assert_allclose(first.values, second.values, rtol=1e-3, atol=1e-4 * np.nanmax(np.abs(first.values)))
 
 
 @each_method
