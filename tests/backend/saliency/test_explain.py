@@ -13,11 +13,18 @@ from backend.models.passage import append_answer, encode_prompt, encode_text
 from backend.registry import get_method, list_methods
 from backend.saliency.explain import Calibration, calibrate, estimate, explain
 from backend.types import MethodSpec, ModelRef, Prompt, SaliencyRequest, Turn, no_tick
+from tests.support.learned import equal_weights
 from tests.support.tiny import tiny_model
 from tests.support.toys import Ticks
 
 ALL = tuple(MethodSpec.of(m.name, {"steps": 8} if m.name == "integrated_gradients" else {}) for m in list_methods())
 PROMPT = Prompt("The capital of France is")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def learned_weights():
+    with equal_weights(tiny_model("llama")):
+        yield
 
 
 def case(model, methods=ALL, target=(0, 2), prompt=PROMPT, answer=" Paris, not Berlin", **more):
@@ -77,7 +84,7 @@ def test_a_refusal_leaves_the_other_methods_alone(tiny):
     assert "cannot be differentiated" in found["gradient_norm"].refusal and found["gradient_norm"].scores is None
     assert "occlusion" in found["gradient_norm"].refusal  # the hint says what works
     assert found["occlusion"].scores is not None and found["uniform"].scores is not None
-    assert {r.method for r in store.kept.values()} == {"occlusion", "uniform"}
+    assert {r.method for r in store.kept.values()} == {m.name for m in list_methods() if not m.needs_gradient}
 
 
 def test_stored_scores_are_used_per_method(tiny):
@@ -89,7 +96,7 @@ def test_stored_scores_are_used_per_method(tiny):
     calls = []
     tiny.module.register_forward_hook(lambda *_: calls.append(1))
     second = explain(tiny, passage, request, no_tick, recall=store.recall, remember=store.remember)
-    assert [r.from_cache for r in second.results] == [True, True, False, False, False]
+    assert [r.from_cache for r in second.results] == [True, True] + [False] * (len(ALL) - 2)
     assert np.array_equal(first.results[0].scores, second.results[0].scores)
     calls.clear()
     explain(tiny, passage, request, no_tick, recall=store.recall, remember=store.remember)
