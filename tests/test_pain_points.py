@@ -42,9 +42,10 @@ PAIN_POINTS = {
     "tensors on two devices under device_map": (
         "models are placed on one device; a model that does not fit is refused with numbers"
     ),
-    "sdpa gives no attention weights; an empty tuple and one warning": (
-        "no method reads attention weights yet; the next one that does brings its test"
-    ),
+    "sdpa gives no attention weights; an empty tuple and one warning": [
+        "backend/saliency/test_attention_rows.py::test_rows_are_those_of_the_library_and_nothing_is_left_behind",
+        "backend/saliency/test_attention_rows.py::test_layers_without_weights_are_an_error",
+    ],
     "fp16 overflow, NaN relevance": [
         "backend/models/test_loading.py::test_overflow_in_float16_names_the_remedy",
         "backend/saliency/test_contract.py::test_numbers_that_are_not_finite_are_refused",

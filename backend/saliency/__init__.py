@@ -18,6 +18,8 @@ functions only. Shared parts:
 * ``attention_bias``: S and its gradient under numbers added to attention; ``bias_descent`` learns them,
   ``checkpointing`` saves memory. ``own_attention``, ``suppression``: attention to single tokens turned down.
 * ``bank``: random ablations, run once and read by many methods; ``runs`` keeps them. ``readouts``: fits and means.
+* ``attention_rows``: attention weights under any kernel. ``value_flow``, ``second_order``, ``heta_parts``: the parts of
+  HETA. ``at2_weights``, ``at2_training``, ``at2_texts``: what AT2 learned about a model, and how.
 * ``checks``, ``ablation_checks``: assertions and warnings that travel with the scores.
 * ``explain``: a whole request, stored scores, refusals. ``calibration``: what it will cost.
 * ``units``, ``reading``, ``agreement``: scores at the level of words and sentences, shares, comparison of methods.
@@ -25,11 +27,14 @@ functions only. Shared parts:
 
 from backend.saliency import (
     abo,
+    at2,
     atman,
+    attention_rollout,
     attn_lrp,
     context_cite,
     ensemble_shap,
     gradient_norm,
+    heta,
     input_x_gradient,
     integrated_gradients,
     occlusion,
@@ -41,11 +46,14 @@ from backend.saliency import (
 
 __all__ = [
     "abo",
+    "at2",
     "atman",
+    "attention_rollout",
     "attn_lrp",
     "context_cite",
     "ensemble_shap",
     "gradient_norm",
+    "heta",
     "input_x_gradient",
     "integrated_gradients",
     "occlusion",

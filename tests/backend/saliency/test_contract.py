@@ -9,12 +9,20 @@ from backend.registry import list_methods
 from backend.saliency.gradients import activation_bytes
 from backend.saliency.passes import logits_at
 from backend.types import Scores, no_tick
+from tests.support.learned import equal_weights
 from tests.support.tiny import FAMILIES, WINDOW, tiny_model
 from tests.support.toys import Ticks, question_of
 
 METHODS = list_methods()
 LONG = WINDOW + 9  # longer than the sliding window of the families that have one
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def learned_weights():
+    """Weights for the method that needs some learned per model: equal ones, for each tiny model."""
+    with equal_weights(*(tiny_model(family) for family in FAMILIES)):
+        yield
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -130,6 +138,11 @@ def test_all_kinds_of_targets(method, asked, device):
         assert (scores.values[row, target:] == 0).all()
 
 
+def stops(count, most=40):
+    """Every tick to stop at; of very many, the first ones and some of the others."""
+    return range(1, count + 1) if count <= most else [*range(1, 7), *np.linspace(7, count, 6).astype(int).tolist()]
+
+
 @each_method
 def test_cancel_takes_effect_at_every_tick(model, method):
     whole = Ticks()
@@ -139,7 +152,7 @@ def test_cancel_takes_effect_at_every_tick(model, method):
     counter = model.module.register_forward_hook(lambda *_: calls.append(1))
     try:
         before = snapshot(model.module)
-        for stop_at in range(1, len(whole.calls) + 1):
+        for stop_at in stops(len(whole.calls)):
             asked = question(model)
             _ = asked.plain
             ticks, made = Ticks(stop_at), len(calls)

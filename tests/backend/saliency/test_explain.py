@@ -14,11 +14,18 @@ from backend.registry import get_method, list_methods
 from backend.saliency.explain import Calibration, calibrate, estimate, explain
 from backend.saliency.reading import traits_of
 from backend.types import MethodSpec, ModelRef, Prompt, SaliencyRequest, Turn, no_tick
+from tests.support.learned import equal_weights
 from tests.support.tiny import tiny_model
 from tests.support.toys import Ticks
 
 ALL = tuple(MethodSpec.of(m.name, {"steps": 8} if m.name == "integrated_gradients" else {}) for m in list_methods())
 PROMPT = Prompt("The capital of France is")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def learned_weights():
+    with equal_weights(tiny_model("llama")):
+        yield
 
 
 def case(model, methods=ALL, target=(0, 2), prompt=PROMPT, answer=" Paris, not Berlin", **more):
