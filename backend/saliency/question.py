@@ -194,11 +194,6 @@ class Question:
         spacing = torch.finfo(self.model.module.dtype).eps * scale
         return Plain(values, probabilities, tuple(kept), tolerance_of(self.model, scale), spacing)
 
-
-def tolerance_of(model: LanguageModel, scale: float) -> float:
-    """Largest difference that two ways to compute the same logits may show, for logits of this size (at least 1)."""
-    return max(1e-4 * scale, 2 * torch.finfo(model.module.dtype).eps * scale)
-
     def with_objective(self, objective: Objective) -> Question:
         """Return the same question about another scalar; what the untouched model says is not run again."""
         other = replace(self, objective=objective)
@@ -207,6 +202,11 @@ def tolerance_of(model: LanguageModel, scale: float) -> float:
             values += other.rows(strand, other.terms(strand, logits[None])).double().cpu().numpy()[0]
         other.__dict__["plain"] = replace(self.plain, values=values)  # where the cached property keeps it
         return other
+
+
+def tolerance_of(model: LanguageModel, scale: float) -> float:
+    """Largest difference that two ways to compute the same logits may show, for logits of this size (at least 1)."""
+    return max(1e-4 * scale, 2 * torch.finfo(model.module.dtype).eps * scale)
 
 
 def ask(model: LanguageModel, passage: Passage, request: SaliencyRequest, foil_ids: tuple[int, ...] = ()) -> Question:

@@ -12,7 +12,8 @@ from tests.support.toys import copying_llama, question_of, toy_model
 IDS = [3, 7, 1, 9, 4, 2, 8, 5, 6]  # six prompt tokens, three answer tokens
 PROMPT = 6
 SPAN = (0, 3)
-READ_NO_ATTENTION = [m for m in list_methods() if m.family != "attention"]  # the toys have no attention modules
+READ_ATTENTION = {"attention_rollout", "at2", "heta"}  # what they read is not there in toys, or not about the target
+READ_NO_ATTENTION = [m for m in list_methods() if m.name not in READ_ATTENTION]
 FOIL = [10, 11, 0, 1]  # one more than the span, so that it lands in the last row
 
 
