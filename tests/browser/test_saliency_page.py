@@ -9,39 +9,17 @@ import pytest
 from playwright.sync_api import expect
 
 from scripts.drive import Watch, running_app, wait_ready
+from tests.support.saliency_steps import LONG, answer_tokens, ask, heat_rows
 from tests.support.tiny import save_tiny
 
 pytestmark = [pytest.mark.browser, pytest.mark.smollm]
 
-LONG = 120_000  # milliseconds; the first job of a server imports torch and loads the model
 HOSTILE = [
     '<img src=x onerror="window.__xss=1"><script>window.__xss=1</script> is',
     "![pixel](http://example.com/p.png) **bold** [link](javascript:alert(1)) $x^2$ :material/home: is",
     "مرحبا بالعالم، नमस्ते दुनिया, 你好世界, 👩‍👩‍👧 e\u0301 is",
     "]]></textarea></script><svg/onload=window.__xss=1>\u202e reversed is",
 ]
-
-
-def ask(page, prompt, *, tokens=None):
-    box = page.get_by_label("Prompt", exact=True)
-    box.fill(prompt)
-    box.press("Control+Enter")
-    if tokens is not None:
-        slider = page.locator(".st-key-s_max_new_tokens input").first
-        slider.focus()
-        slider.press("Home")
-        for _ in range(tokens - 1):
-            slider.press("ArrowRight")
-    wait_ready(page)
-    page.get_by_role("button", name="Answer", exact=True).click()
-
-
-def answer_tokens(page):
-    return page.locator(".st-key-s_answer").get_by_role("option")
-
-
-def heat_rows(page):
-    return page.locator(".st-key-s_board").get_by_role("listbox")
 
 
 def test_a_cold_deep_link_opens_the_right_page_with_the_menu(chromium, tmp_path):
