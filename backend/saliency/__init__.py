@@ -15,7 +15,7 @@ functions only. Shared parts:
 * ``ablation``: hide, delete, replace, for any sets of tokens. It stands on ``variants`` (what is left, where targets
   are read), ``masks`` (attention masks), ``prefix`` (keys and values computed once), ``grouping`` (which share a pass).
 * ``attention_rows``: attention weights under any kernel. ``value_flow``, ``second_order``, ``heta_parts``: the parts of
-  HETA. ``at2_weights``, ``at2_training``, ``at2_texts``: what AT2 learned about a model, and how.
+  HETA. ``at2_weights``, ``at2_training``, ``at2_fitting``, ``at2_texts``: what AT2 learned about a model, and how.
 * ``checks``, ``ablation_checks``: assertions and warnings that travel with the scores.
 * ``explain``: a whole request, stored scores, refusals. ``calibration``: what it will cost.
 * ``units``, ``reading``, ``agreement``: scores at the level of words and sentences, shares, comparison of methods.
