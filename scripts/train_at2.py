@@ -18,7 +18,8 @@ from pathlib import Path
 from backend.errors import AppError, Cancelled
 from backend.models.hub import ModelHub
 from backend.saliency import at2_weights
-from backend.saliency.at2_training import Settings, train
+from backend.saliency.at2_fitting import Settings
+from backend.saliency.at2_training import train
 from backend.settings import get_settings
 from backend.types import EMBEDDED_MODEL, ModelRef
 

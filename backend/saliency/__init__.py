@@ -19,7 +19,7 @@ functions only. Shared parts:
   ``checkpointing`` saves memory. ``own_attention``, ``suppression``: attention to single tokens turned down.
 * ``bank``: random ablations, run once and read by many methods; ``runs`` keeps them. ``readouts``: fits and means.
 * ``attention_rows``: attention weights under any kernel. ``value_flow``, ``second_order``, ``heta_parts``: the parts of
-  HETA. ``at2_weights``, ``at2_training``, ``at2_texts``: what AT2 learned about a model, and how.
+  HETA. ``at2_weights``, ``at2_training``, ``at2_fitting``, ``at2_texts``: what AT2 learned about a model, and how.
 * ``checks``, ``ablation_checks``: assertions and warnings that travel with the scores.
 * ``explain``: a whole request, stored scores, refusals. ``calibration``: what it will cost.
 * ``units``, ``reading``, ``agreement``: scores at the level of words and sentences, shares, comparison of methods.

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -20,15 +20,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from backend.errors import BadRequest
 from backend.models.generation import end_ids, generate_ids
 from backend.models.language import LanguageModel
 from backend.models.passage import append_answer, encode_prompt
 from backend.saliency.ablation import Ablator
+from backend.saliency.at2_fitting import Example, Settings, choose_steps, correlation, fit
 from backend.saliency.at2_texts import DESCRIPTION, KINDS, Text, make_text
-from backend.saliency.at2_weights import Fitted, Record, identity_of
+from backend.saliency.at2_weights import Fitted, Identity, Record, identity_of
 from backend.saliency.attention_rows import attention_rows
 from backend.saliency.question import Question, ask
 from backend.types import Decoding, Passage, SaliencyRequest, Tick
@@ -37,46 +37,6 @@ Array = npt.NDArray[np.float64]
 
 _EVERY = 5  # of so many rounds through all kinds, the last is kept aside
 _RANDOM_DRAWS = 20
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything that decides a run.
-
-    Attributes:
-        prompts: Texts, one in five of which is kept aside.
-        masks: Random ablations per text.
-        keep: Probability that a token stays.
-        sentences: About how many sentences a text has.
-        answer: Longest answer, in tokens.
-        steps: Steps of the fit.
-        rate: Its highest learning rate; falls to 0 along a cosine.
-        seed: Of everything random.
-    """
-
-    prompts: int = 200
-    masks: int = 32
-    keep: float = 0.5
-    sentences: int = 7
-    answer: int = 12
-    steps: int = 1000
-    rate: float = 1e-3
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Example:
-    """What was measured on one text.
-
-    Attributes:
-        kind: Kind of text.
-        features: float32 ``(mask, layer, head)``.
-        effects: float64 ``(mask,)``; log-odds of the answer.
-    """
-
-    kind: str
-    features: npt.NDArray[np.float32]
-    effects: Array
 
 
 def train(model: LanguageModel, settings: Settings, folder: Path, tick: Tick) -> Fitted:
@@ -92,12 +52,26 @@ def train(model: LanguageModel, settings: Settings, folder: Path, tick: Tick) ->
         BadRequest: If the folder belongs to another run.
         NotApplicable: If tokens cannot be hidden in this model, or it shows no attention weights.
     """
-    examples = collect(model, settings, folder, tick)
+    return learn(collect(model, settings, folder, tick), identity_of(model), settings)
+
+
+def learn(examples: Mapping[int, Example], identity: Identity, settings: Settings) -> Fitted:
+    """Fit weights to measured texts, and judge them on the texts kept aside.
+
+    Args:
+        examples: By number of the text.
+        identity: The model that they were measured on.
+        settings: Of the run.
+
+    Raises:
+        BadRequest: If there are too few texts.
+    """
     held = [example for number, example in examples.items() if _is_held(number)]
     learned = [example for number, example in examples.items() if not _is_held(number)]
     if not held or not learned:
         raise BadRequest("There are too few texts to learn from.", f"Use at least {_EVERY * len(KINDS)}.")
-    theta = fit(learned, settings)
+    steps = choose_steps(learned, settings)
+    theta = fit(learned, settings, steps)
     generator = torch.Generator().manual_seed(settings.seed)
     random = [torch.randn(theta.shape, generator=generator, dtype=torch.float64) for _ in range(_RANDOM_DRAWS)]
     kinds = sorted({example.kind for example in held}, key=KINDS.index)
@@ -106,6 +80,7 @@ def train(model: LanguageModel, settings: Settings, folder: Path, tick: Tick) ->
         held_out=len(held),
         masks=settings.masks,
         keep=settings.keep,
+        steps=steps,
         correlation=correlation(held, theta),
         equal_weights=correlation(held, torch.ones_like(theta)),
         random_weights=float(np.mean([correlation(held, draw) for draw in random])),
@@ -118,7 +93,7 @@ def train(model: LanguageModel, settings: Settings, folder: Path, tick: Tick) ->
         },
         created=datetime.now(UTC).date().isoformat(),
     )
-    return Fitted(identity_of(model), tuple(tuple(row) for row in theta.tolist()), record)
+    return Fitted(identity, tuple(tuple(row) for row in theta.tolist()), record)
 
 
 def _is_held(number: int) -> bool:
@@ -239,45 +214,3 @@ def _claim(folder: Path, model: LanguageModel, settings: Settings) -> None:
         raise BadRequest(
             f"{folder} holds texts of another model or of other settings.", "Choose another folder, or delete it."
         )
-
-
-# ------------------------------------------------------------------------------------------------ fitting
-
-
-def fit(examples: Sequence[Example], settings: Settings) -> Tensor:
-    """Find the weights whose predictions correlate best with the effects, on average over texts.
-
-    Returns:
-        float64 ``(layer, head)``; absolute values sum to 1.
-    """
-    features, effects = _stack(examples)
-    theta = torch.full(features.shape[2:], 1.0 / features[0, 0].numel(), dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.Adam([theta], lr=settings.rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
-    for _ in range(settings.steps):
-        (gradient,) = torch.autograd.grad(-_pearson(features, effects, theta).mean(), theta)
-        theta.grad = gradient / gradient.norm().clamp(min=1.0)
-        optimizer.step()
-        schedule.step()
-    found = theta.detach()
-    return found / found.abs().sum()
-
-
-def correlation(examples: Sequence[Example], theta: Tensor) -> float:
-    """Return the mean over texts of the correlation between predicted and measured effects."""
-    return float(_pearson(*_stack(examples), theta.detach()).mean())
-
-
-def _stack(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    features = torch.from_numpy(np.stack([example.features for example in examples])).double()
-    return features, torch.from_numpy(np.stack([example.effects for example in examples])).double()
-
-
-def _pearson(features: Tensor, effects: Tensor, theta: Tensor) -> Tensor:
-    """Correlation per text, ``(text,)``, from features ``(text, mask, layer, head)`` and effects ``(text, mask)``."""
-    predicted = torch.einsum("emlh,lh->em", features, theta)
-    predicted = predicted - predicted.mean(dim=1, keepdim=True)
-    measured = effects - effects.mean(dim=1, keepdim=True)
-    size = predicted.norm(dim=1) * measured.norm(dim=1)
-    found: Tensor = (predicted * measured).sum(dim=1) / size.clamp(min=1e-12)
-    return found

@@ -57,6 +57,7 @@ class Record:
         held_out: Texts that were kept aside.
         masks: Random ablations per text.
         keep: Probability that a token stays.
+        steps: Steps of the fit.
         correlation: Mean correlation of predicted and measured scores over the ablations of a text, held-out texts.
         equal_weights: The same for equal weights, that is for plain mean attention.
         random_weights: The same for random weights, averaged over draws.
@@ -71,6 +72,7 @@ class Record:
     held_out: int
     masks: int
     keep: float
+    steps: int
     correlation: float
     equal_weights: float
     random_weights: float

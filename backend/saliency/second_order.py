@@ -132,7 +132,8 @@ def joint_sizes(
 def require_second_derivative(model: LanguageModel, before_pass: Callable[[], None]) -> None:
     """Differentiate twice on four tokens, with the attention kernel as it is now, and compare with small steps.
 
-    A layer that can be differentiated only once does not always raise: its part may silently be missing.
+    A layer that can be differentiated only once does not always raise: its part may silently be missing. Layers with
+    kinks (ReLU) have no curvature of their own, while their gradients jump.
 
     Args:
         model: The model.
@@ -169,7 +170,8 @@ def require_second_derivative(model: LanguageModel, before_pass: Callable[[], No
     off = float((bent - stepped).norm() / stepped.norm().clamp(min=max(floor, 1e-12)))
     if model.module.dtype == torch.float32 and off > _OFF:  # shorter formats round small steps away
         raise NotApplicable(
-            f"This model cannot be differentiated twice: a part is missing (second derivatives are {off:.0%} off).",
+            "This model cannot be differentiated twice: some of its layers allow one derivative only, or have kinks "
+            f"(second derivatives miss {off:.0%} of how gradients change).",
             hint,
         )
 

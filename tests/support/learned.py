@@ -4,7 +4,9 @@ from contextlib import contextmanager
 
 from backend.saliency.at2_weights import Fitted, Record, cached_path, identity_of, write
 
-RECORD = Record(prompts=8, held_out=2, masks=4, keep=0.5, correlation=0.6, equal_weights=0.3, random_weights=0.0)
+RECORD = Record(
+    prompts=8, held_out=2, masks=4, keep=0.5, steps=9, correlation=0.6, equal_weights=0.3, random_weights=0.0
+)
 
 
 def fitted(model, theta, record=RECORD):

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from backend.errors import BadRequest, Cancelled, NotApplicable
 from backend.models.language import LanguageModel
 from backend.saliency import at2, at2_training, at2_weights
+from backend.saliency.at2_fitting import Example, Settings, choose_steps, correlation, fit
 from backend.saliency.at2_texts import KINDS, make_text
-from backend.saliency.at2_training import Settings, ablate, correlation, fit, log_odds, train
+from backend.saliency.at2_training import ablate, log_odds, train
 from backend.types import ModelInfo, ModelRef, no_tick
 from scripts import train_at2
 from tests.support.learned import RECORD, equal_weights, fitted
@@ -180,6 +181,24 @@ def test_the_weights_find_a_planted_copying_head(copier):
     assert float(theta.abs().sum()) == pytest.approx(1)
     held = examples[32:]
     assert correlation(held, theta) > correlation(held, torch.ones(2, 2, dtype=torch.float64)) + 0.1
+
+
+def test_a_fit_to_few_texts_stops_early():
+    random = np.random.default_rng(0)
+    truth = random.normal(size=(4, 10))
+
+    def texts(count, noise):
+        for _ in range(count):
+            features = random.normal(size=(8, 4, 10)).astype(np.float32)
+            yield Example("list", features, (features * truth).sum((1, 2)) + noise * random.normal(size=8))
+
+    settings = Settings(steps=300, rate=1e-2)
+    clear, noisy = list(texts(60, 0.1)), list(texts(6, 12.0))
+    assert choose_steps(noisy, settings) < choose_steps(clear, settings)
+    theta = fit(clear, settings)
+    assert np.corrcoef(theta.flatten(), truth.flatten())[0, 1] > 0.95
+    stopped = fit(clear, settings, 1)
+    assert (stopped - 1 / 40).abs().max() < 0.02 and not torch.equal(stopped, theta)
 
 
 def test_features_are_the_attention_to_what_stayed_minus_that_to_what_went(copier):
