@@ -14,8 +14,9 @@ from backend.saliency import bank, readouts
 from backend.saliency.ablation import Ablator
 from backend.saliency.bank import Plan, draw_masks
 from backend.saliency.explain import explain
+from backend.saliency.question import ask
 from backend.saliency.runs import Runs
-from backend.types import MethodSpec, ModelRef, Prompt, SaliencyRequest, no_tick
+from backend.types import MethodSpec, ModelRef, Prompt, SaliencyRequest, Turn, no_tick
 from tests.support.tiny import tiny_model
 from tests.support.toys import Ticks, question_of, toy_model
 
@@ -613,15 +614,29 @@ def test_requests_share_runs_through_the_shelf(tiny):
     ids = encode_text(tiny, " Paris, not Berlin")
     passage = append_answer(tiny, encode_prompt(tiny, prompt), ids)
 
-    def ask(name, **params):
+    def explained(name, **params):
         calls.clear()
         specs = (MethodSpec.of(name, params),)
         request = SaliencyRequest(ModelRef("tiny"), prompt, ids, (0, 2), specs, level="word")
         return explain(tiny, passage, request, no_tick, shelf=shelf).results[0]
 
     tiny.module.register_forward_hook(lambda *_: calls.append(1))
-    ask("context_cite")
+    explained("context_cite")
     first = len(calls)
-    found = ask("context_cite", penalty=0.1)
+    found = explained("context_cite", penalty=0.1)
     assert len(calls) == 2 < first  # the targets' probabilities and the plain answer, as for every method
     assert found.passes.forward == 0 and "shared_runs" in [check.name for check in found.checks]
+
+
+@pytest.mark.smollm
+def test_the_evidence_of_the_embedded_model_comes_first(smollm):
+    prompt = Prompt(turns=(Turn("user", "The secret word is banana. What is the secret word?"),))
+    ids = encode_text(smollm, "banana")
+    passage = append_answer(smollm, encode_prompt(smollm, prompt), ids)
+    request = SaliencyRequest(ModelRef(), prompt, ids, (0, 1), (), level="word")
+    question = ask(smollm, passage, request)
+    for name, params in (("context_cite", {}), ("token_shap", {}), ("ensemble_shap", {"masks": 50})):
+        scores = run(name, question, **params)
+        begin, end = question.spans[int(np.nanargmax(scores.values[0]))]
+        assert "banana" in "".join(token.text for token in passage.tokens[begin:end]), name
+        assert not scores.measured[0] and check_of(scores, "no_signal") is None
