@@ -193,7 +193,7 @@ def faithfulness(
             continue
         down, up = (plan.curves(order, values, plain) for order in (ranking, ranking[::-1]))
         methods.append(_measured(result.method, down, up, base, x, plain))
-    notes = (FAVORS,)
+    notes: tuple[str, ...] = (FAVORS,)
     if np.exp(plain) < _TINY:
         notes = (FAVORS, f"The target's probability is only {np.exp(plain):.1e}, so ratios to it mean little.")
     return Faithfulness(
