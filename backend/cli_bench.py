@@ -45,6 +45,7 @@ def saliency(
     model: Annotated[str, typer.Option(help="Embedded model, hub id, local folder or .gguf file.")] = EMBEDDED_MODEL,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Plant needles in chats, by the model's template.")] = False,
+    words: Annotated[int, typer.Option(min=1, max=5, help="Words of the secret; each is a target token.")] = 1,
     minutes: Annotated[
         float | None, typer.Option(min=0.1, help="Time that the plan may take; decides how many needles there are.")
     ] = None,
@@ -66,6 +67,7 @@ def saliency(
         lengths=_numbers(lengths),
         quick=quick,
         chat=chat,
+        words=words,
         minutes=minutes,
     )
     file = RowsFile(rows or (json.with_suffix(".rows.jsonl") if json else Path("saliency.rows.jsonl")))
