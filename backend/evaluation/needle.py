@@ -139,7 +139,9 @@ def ask_secret(model: LanguageModel, needle: Needle) -> Gate:
     """Let the model answer greedily, and say whether it names the secret. One pass.
 
     The secret's tokens are given one after the other: each must be the model's first choice behind those before it,
-    which is what greedy decoding would write.
+    which is what greedy decoding would write. The start of the sentence ("The secret word of the ... gate is") is given
+    too, at the end of a plain prompt and as the start of the model's turn in a chat: SmolLM2-135M ends its answer, or
+    opens a quotation, where only "Your answer is:" stands before it.
     """
     ids = needle.passage.ids
     start = needle.passage.prompt_length + needle.target[0]
