@@ -10,7 +10,6 @@ import orjson
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from backend.errors import BadRequest
@@ -46,6 +45,7 @@ def saliency(
     model: Annotated[str, typer.Option(help="Embedded model, hub id, local folder or .gguf file.")] = EMBEDDED_MODEL,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Plant needles in chats, by the model's template.")] = False,
+    words: Annotated[int, typer.Option(min=1, max=5, help="Words of the secret; each is a target token.")] = 1,
     minutes: Annotated[
         float | None, typer.Option(min=0.1, help="Time that the plan may take; decides how many needles there are.")
     ] = None,
@@ -67,6 +67,7 @@ def saliency(
         lengths=_numbers(lengths),
         quick=quick,
         chat=chat,
+        words=words,
         minutes=minutes,
     )
     file = RowsFile(rows or (json.with_suffix(".rows.jsonl") if json else Path("saliency.rows.jsonl")))
@@ -111,9 +112,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _show(document: dict[str, Any]) -> None:
     about = document["about"]
     out.print(Text(f"{about['model']} ({about['revision'][:12]}), {about['device']}, {about['dtype']}"))
-    table = Table("method", "tokens", "needles", *(name for name, _ in _COLUMNS), "flags")
+    heads = ["method", "tokens", "needles", *(name for name, _ in _COLUMNS), ""]
+    lines = [heads]
     for one in document["summary"]:
         numbers = ["–" if one[name] is None else form.format(one[name]) for name, form in _COLUMNS]
-        note = one["refusal"] or ", ".join(one["flags"])
-        table.add_row(one["method"], str(one["length"]), str(one["needles"]), *numbers, note)
-    out.print(table)
+        note = one["refusal"] or " ".join(f"no {flag}" for flag in one["flags"])
+        lines.append([one["method"], str(one["length"]), str(one["needles"]), *numbers, note])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads) - 1)]
+    for line in lines:  # not a drawn table: it must survive a pipe and a narrow terminal
+        cells = [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:-1], widths[1:], strict=True))]
+        out.print(Text("  ".join([*cells, line[-1]]).rstrip()), soft_wrap=True)

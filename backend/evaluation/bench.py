@@ -52,6 +52,7 @@ class Options:
         lengths: Prompt lengths in tokens; empty for those of the run's kind.
         quick: Short run at reduced settings.
         chat: Prompts through the model's chat template.
+        words: Words of the secret, one token each; all of them are the target.
         minutes: Time that the plan may take; None for that of the run's kind.
     """
 
@@ -59,6 +60,7 @@ class Options:
     lengths: tuple[int, ...] = ()
     quick: bool = False
     chat: bool = False
+    words: int = 1
     minutes: float | None = None
 
 
@@ -139,10 +141,43 @@ def describe(model: LanguageModel, options: Options) -> Record:
         "attention": info.attention,
         "quick": options.quick,
         "chat": options.chat,
+        "words": options.words,
         "methods_version": registry.METHODS_VERSION,
         "versions": versions(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     }
+
+
+def metrics_of(result: TokenAttribution, needle: Needle, seed: int) -> dict[str, float | None]:
+    """Return a row's numbers for one needle.
+
+    Signed methods are read by their positive part, what speaks for the secret; by size beside it (``..._absolute``).
+
+    Args:
+        result: Scores for the needle's passage and target.
+        needle: The needle.
+        seed: Of the order among equal scores.
+    """
+    scores = token_scores(result, needle.passage.prompt_length + needle.target[1] - 1)
+    absolute = measure(scores, needle.sets, seed=seed)
+    main = measure(scores, needle.sets, part="positive", seed=seed) if result.signed else absolute
+    names = (
+        "mass",
+        "lift",
+        "needle_mass",
+        "needle_lift",
+        "recall_at_k",
+        "auprc",
+        "secret_rank",
+        "chance",
+        "unmeasured",
+    )
+    out: dict[str, Any] = {name: getattr(main, name) for name in names}
+    out |= {f"{n}_absolute": getattr(absolute, n) for n in ("mass", "needle_mass", "recall_at_k", "secret_rank")}
+    # where attention sinks draw scores, they draw them with either sign
+    out |= {"bos_share": absolute.bos_share, "template_share": absolute.template_share}
+    out |= {"seconds": result.seconds, "forward": result.passes.forward, "backward": result.passes.backward}
+    return out
 
 
 # ---------------------------------------------------------------------------------------------- inside
@@ -189,7 +224,7 @@ def _plan(
     calibration = calibrate(model)
     seconds: dict[tuple[str, int], float] = {}
     for length in sorted({length for _, length in missing}):
-        needle = plant(model, NeedleSpec(length, 50, 0, options.chat))
+        needle = plant(model, NeedleSpec(length, 50, 0, options.chat, options.words))
         for method in [m for m, at in missing if at == length]:
             cost = estimate(needle.passage, _request(model, needle, method, options, 0), calibration)
             around = _OVERHEAD * calibration.seconds(calibration.forward, length, 1.0)
@@ -228,7 +263,7 @@ def _planted(model: LanguageModel, options: Options, cell: _Cell, count: int, al
     most = _TRIES * count
     for number in range(most):
         alive()
-        needle = plant(model, NeedleSpec(length, depth, 1000 * seed + number, options.chat))
+        needle = plant(model, NeedleSpec(length, depth, 1000 * seed + number, options.chat, options.words))
         if ask_secret(model, needle).passed:
             needles.append(needle)
             tried.append(number + 1)
@@ -277,7 +312,7 @@ def _row(
             refusal = result.refusal
             break
         signed = result.signed
-        measured.append(_metrics(result, needle, seed))
+        measured.append(metrics_of(result, needle, seed))
         peaks += [] if result.peak_bytes is None else [result.peak_bytes]
     return {
         "kind": "row",
@@ -294,17 +329,3 @@ def _row(
         "peak_bytes": max(peaks, default=None),
         "refusal": refusal,
     }
-
-
-def _metrics(result: TokenAttribution, needle: Needle, seed: int) -> dict[str, float | None]:
-    """Return the numbers of one needle; signed methods by their positive part, and by size beside it."""
-    scores = token_scores(result, needle.passage.prompt_length + needle.target[1] - 1)
-    absolute = measure(scores, needle.sets, seed=seed)
-    main = measure(scores, needle.sets, part="positive", seed=seed) if result.signed else absolute
-    names = ("mass", "lift", "needle_mass", "needle_lift", "recall_at_k", "auprc", "secret_rank", "chance")
-    out: dict[str, Any] = {name: getattr(main, name) for name in names}
-    out |= {f"{n}_absolute": getattr(absolute, n) for n in ("mass", "needle_mass", "recall_at_k", "secret_rank")}
-    # where attention sinks draw scores, they draw them with either sign
-    out |= {"bos_share": absolute.bos_share, "template_share": absolute.template_share}
-    out |= {"seconds": result.seconds, "forward": result.passes.forward, "backward": result.passes.backward}
-    return out

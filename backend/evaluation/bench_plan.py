@@ -35,6 +35,10 @@ class Setting:
 
 SETTINGS: Mapping[str, Setting] = {
     "integrated_gradients": Setting(quick={"steps": 16}, full={"steps": 32}),
+    "smooth_grad": Setting(quick={"samples": 8}),
+    "heta": Setting(quick={"candidates": 16, "probes": 2}),
+    "ensemble_shap": Setting(quick={"masks": 100}),
+    "token_shap": Setting(quick={"masks": 32}),
 }
 """Reduced settings of expensive methods; every row of the table repeats its own. Methods that are not listed run with
 their defaults."""

@@ -18,15 +18,15 @@ Record = dict[str, Any]
 
 METRICS = (
     "mass", "lift", "needle_mass", "needle_lift", "recall_at_k", "auprc", "secret_rank", "bos_share", "template_share",
-    "mass_absolute", "needle_mass_absolute", "recall_at_k_absolute", "secret_rank_absolute", "chance", "seconds",
-    "forward", "backward",
+    "mass_absolute", "needle_mass_absolute", "recall_at_k_absolute", "secret_rank_absolute", "chance", "unmeasured",
+    "seconds", "forward", "backward",
 )  # fmt: skip
 """Numbers of a row, each a mean over its needles; None where a method gives none."""
 
 SPREADS = ("needle_mass", "recall_at_k")
 """Numbers whose standard deviation over seeds is part of the summary."""
 
-_SAME_RUN = ("model", "revision", "dtype", "device", "quick", "chat", "methods_version")
+_SAME_RUN = ("model", "revision", "dtype", "device", "quick", "chat", "words", "methods_version")
 
 
 class RowsFile:
@@ -52,7 +52,7 @@ class RowsFile:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError:
                 continue
-            if isinstance(record, dict):
+            if isinstance(record, dict) and "kind" in record:
                 found.append(record)
         return found
 
@@ -128,7 +128,7 @@ def _summed(method: str, length: int, group: Sequence[Mapping[str, Any]]) -> Rec
 
 
 def _weighted(group: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    known = [(row[name], row["needles"]) for row in group if row[name] is not None and row["needles"]]
+    known = [(row[name], row["needles"]) for row in group if row.get(name) is not None and row["needles"]]
     if not known:
         return None
     if len({value for value, _ in known}) == 1:  # a mean of equal numbers is that number, without rounding

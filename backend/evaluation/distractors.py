@@ -7,6 +7,7 @@ tokens can be filled.
 
 from __future__ import annotations
 
+import itertools
 import random
 import string
 
@@ -95,8 +96,9 @@ def sentences(rng: random.Random, count: int) -> list[str]:
         count: How many; the templates make many thousands.
     """
     found: dict[str, None] = {}  # a set that keeps its order
-    while len(found) < count:
-        template = _TEMPLATES[len(found) % len(_TEMPLATES)]
+    for template in itertools.cycle(_TEMPLATES):  # the shortest templates run out of new sentences, the others go on
+        if len(found) == count:
+            break
         found[_filled(template, rng)] = None
     out = list(found)
     rng.shuffle(out)

@@ -18,7 +18,7 @@ import torch
 from backend.errors import BadRequest, NotApplicable
 from backend.evaluation.distractors import SECRETS, sentences
 from backend.evaluation.needle_metrics import TokenSets
-from backend.evaluation.needle_text import LEAD, Story, fill, frame_words, made_up_name
+from backend.evaluation.needle_text import Story, fill, frame_words, made_up_name
 from backend.models.characters import encode, token_text
 from backend.models.language import LanguageModel
 from backend.models.passage import append_answer, encode_prompt, encode_text
@@ -26,6 +26,7 @@ from backend.saliency.passes import logits_at
 from backend.settings import Settings
 from backend.types import Passage, Prompt
 
+_LEAD_ROOM = 15  # tokens of a chat's lead
 _ROUNDS = 24  # attempts to hit a length with a tokenizer that joins or splits at borders
 _FEW = 8  # secrets from the list that a vocabulary must hold whole; else words are sought in the vocabulary itself
 
@@ -125,7 +126,7 @@ def plant(model: LanguageModel, spec: NeedleSpec, limits: Settings | None = None
     for first in range(0, len(words) - spec.words + 1, spec.words):
         chosen = words[first : first + spec.words]
         clean = [s for s in hay if not any(word.casefold() in s.casefold() for word in chosen)]
-        found = _fitted(model, spec, Story(entity, " ".join(chosen)), clean, rng, limits)
+        found = _fitted(model, spec, Story(entity, " ".join(chosen), spec.chat), clean, rng, limits)
         if found is not None:
             return found
     raise BadRequest(
@@ -138,7 +139,9 @@ def ask_secret(model: LanguageModel, needle: Needle) -> Gate:
     """Let the model answer greedily, and say whether it names the secret. One pass.
 
     The secret's tokens are given one after the other: each must be the model's first choice behind those before it,
-    which is what greedy decoding would write.
+    which is what greedy decoding would write. The start of the sentence ("The secret word of the ... gate is") is given
+    too, at the end of a plain prompt and as the start of the model's turn in a chat: SmolLM2-135M ends its answer, or
+    opens a quotation, where only "Your answer is:" stands before it.
     """
     ids = needle.passage.ids
     start = needle.passage.prompt_length + needle.target[0]
@@ -169,7 +172,7 @@ def _fitted(
 ) -> Needle | None:
     """Fill the prompt to its exact length; None if that does not work with this secret."""
     sizes = [len(encode(model.tokenizer, " " + sentence, control_tokens=False).ids) for sentence in hay]
-    empty = len(encode_prompt(model, story.prompt("", "", spec.chat), limits).tokens)
+    empty = len(encode_prompt(model, story.prompt("", ""), limits).tokens)
     room = spec.length - empty
     if room < 0:
         raise BadRequest(
@@ -181,8 +184,8 @@ def _fitted(
         if parts is None:
             return None
         before, after = (" ".join(hay[i] for i in part) for part in parts)
-        prompt = story.prompt(before, after, spec.chat)
-        passage = encode_prompt(model, prompt, limits, room=spec.words + 8)
+        prompt = story.prompt(before, after)
+        passage = encode_prompt(model, prompt, limits, room=spec.words + _LEAD_ROOM)
         if len(passage.tokens) == spec.length:
             left, right = (sum(sizes[i] for i in part) for part in parts)
             return _assembled(model, spec, story, prompt, passage, 100 * left / max(left + right, 1))
@@ -197,7 +200,7 @@ def _assembled(
 ) -> Needle | None:
     """Name every token and append the answer; None if the secret is not its own tokens."""
     sets = _token_sets(passage, story)
-    lead = encode_text(model, LEAD) if spec.chat else ()
+    lead = encode_text(model, story.lead) if story.lead else ()
     secret = encode_text(model, " " + story.secret)
     if len(sets.answer_word) != spec.words or len(secret) != spec.words:
         return None

@@ -12,8 +12,9 @@ SYSTEM = "Read the text and answer with one word from it."
 SYSTEM_MANY = "Read the text and answer with the exact words from it."
 NEEDLE = "The secret word of the {entity} gate is {secret}."
 QUERY = "What is the secret word of the {entity} gate? Your answer is:"
-LEAD = "The secret word is"
-"""How the model's turn of a chat begins, so that the next token is the secret; a plain prompt needs no such start."""
+LEAD = "The secret word of the {entity} gate is"
+"""How the answer begins, so that the next token is the secret: the end of a plain prompt, or the start of the model's
+turn in a chat. Without it, small models end the text, or write a line break or a quotation mark first."""
 
 _STARTS = (
     "Bre", "Dol", "Fen", "Gar", "Hul", "Jor", "Kal", "Lum", "Mor", "Nav", "Pel", "Quo", "Rin", "Tav", "Ven", "Zan",
@@ -29,10 +30,12 @@ class Story:
     Attributes:
         entity: The made-up name.
         secret: One or several words.
+        chat: Whether it is told in turns.
     """
 
     entity: str
     secret: str
+    chat: bool
 
     @property
     def system(self) -> str:
@@ -46,13 +49,19 @@ class Story:
 
     @property
     def query(self) -> str:
-        """The question, ready to be answered."""
-        return QUERY.format(entity=self.entity)
+        """The question; in a plain prompt with the start of the answer."""
+        question = QUERY.format(entity=self.entity)
+        return question if self.chat else f"{question} {LEAD.format(entity=self.entity)}"
 
-    def prompt(self, before: str, after: str, chat: bool) -> Prompt:
+    @property
+    def lead(self) -> str:
+        """How the model's turn of a chat begins; empty for a plain prompt."""
+        return LEAD.format(entity=self.entity) if self.chat else ""
+
+    def prompt(self, before: str, after: str) -> Prompt:
         """Put the parts together, one space between them."""
         body = " ".join(part for part in (before, self.needle, after, self.query) if part)
-        if chat:
+        if self.chat:
             return Prompt(turns=(Turn("system", self.system), Turn("user", body)))
         return Prompt(f"{self.system} {body}")
 

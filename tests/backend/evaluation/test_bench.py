@@ -26,7 +26,8 @@ def reader():
 
 @pytest.fixture
 def small(monkeypatch):
-    """Two depths and two needles, whatever the clock says."""
+    """Two depths and two needles, whatever the clock says; tokens as units, since this tokenizer makes so many."""
+    monkeypatch.setattr(bench, "level_at", lambda length: "token")
     monkeypatch.setattr(bench, "QUICK_GRIDS", (Grid((20, 80), (0,), 2),))
 
 

@@ -106,7 +106,7 @@ def test_cheap_methods_take_the_rich_grid_and_leave_their_rest_to_others():
 
 def test_short_prompts_always_take_part_and_long_ones_only_where_they_fit():
     seconds = {("a", 512): 500.0, ("a", 1024): 50.0, ("b", 1024): 200.0}
-    found = choose_grids(seconds, 600.0, (RICH, MIDDLE, POOR))
+    found = choose_grids(seconds, 700.0, (RICH, MIDDLE, POOR))
     assert found[("a", 512)] == POOR
     assert found[("a", 1024)] == POOR
     assert ("b", 1024) not in found

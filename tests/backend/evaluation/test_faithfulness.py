@@ -80,7 +80,7 @@ def test_numbers_follow_from_the_curves_by_hand(model):
     d, i = ([start, c[0], c[4], c[5]] for start, c in ((whole, without), (nothing, alone)))
     for heights, auc in ((d, method.deletion_auc), (i, method.insertion_auc)):
         area = (heights[0] + heights[1]) / 2 + (heights[1] + heights[2]) / 2 + 4 * (heights[2] + heights[3]) / 2
-        assert auc == pytest.approx(area / 6 / whole, abs=1e-5)
+        assert auc == pytest.approx(area / 6 / whole, rel=1e-5)
     areas = [np.trapezoid(found.ratios(c.deletion), [0, *found.counts]) / 6 for c in found.random]
     assert len(areas) == 5
     assert method.deletion_gap == pytest.approx(np.mean(areas) - method.deletion_auc, abs=1e-9)

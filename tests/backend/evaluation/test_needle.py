@@ -50,11 +50,12 @@ def test_length_and_sets_are_exact(reader, length, depth, words, chat):
     first = "" if chat else tokens[0].text
     assert first + text_of(needle, sets.system) == ("Read the text and answer with one word from it."
         if words == 1 else "Read the text and answer with the exact words from it.")  # fmt: skip
-    assert text_of(needle, sets.needle) == f" The secret word of the {needle.entity} gate is {needle.secret}."
+    assert text_of(needle, sets.needle).strip() == f"The secret word of the {needle.entity} gate is {needle.secret}."
+    lead = f" The secret word of the {needle.entity} gate is"
     question = f" What is the secret word of the {needle.entity} gate? Your answer is:"
-    assert text_of(needle, sets.query) == question
+    assert text_of(needle, sets.query) == (question if chat else question + lead)
     assert text_of(needle, sets.answer_word) == " " + needle.secret
-    assert text_of(needle, sets.entity) == " " + needle.entity
+    assert text_of(needle, sets.entity).strip() == needle.entity
     assert all(tokens[i].role == "template" for i in sets.template)
     assert (sets.template != ()) == chat
     # what stands before the needle is the wanted part of the distractor, as nearly as sentences allow
@@ -87,7 +88,7 @@ def test_a_chat_leads_in_to_the_secret(reader):
     needle = plant(reader, NeedleSpec(400, 50, 0, chat=True))
     assert [turn.role for turn in needle.prompt.turns] == ["system", "user"]
     answer = needle.passage.answer_tokens
-    assert "".join(token.text for token in answer) == f"The secret word is {needle.secret}"
+    assert "".join(token.text for token in answer) == f"The secret word of the {needle.entity} gate is {needle.secret}"
     assert needle.target == (len(answer) - 1, len(answer))
     assert needle.sets.lead == tuple(range(400, 400 + len(answer) - 1))
 
