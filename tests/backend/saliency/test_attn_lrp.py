@@ -333,8 +333,6 @@ def test_the_embedded_model_conserves_its_logit_and_answers_as_always(smollm):
     scores = run(question, "cp")
     assert scores.values.sum(dtype=np.float64) == pytest.approx(logit, abs=1e-3)
     assert check_of(scores, "conservation_residual").verdict == "ok"
-    tokens = [token.text for token in passage.tokens]
-    assert tokens[int(scores.values[0].argmax())].strip() in ("banana", "ban", "b")
     full = run(question, "attn_lrp")
     assert abs(full.values.sum(dtype=np.float64) - logit) > 0.1
     row = torch.tensor([question.ids])
