@@ -36,7 +36,7 @@ from backend.saliency.attention_bias import BiasedPasses
 from backend.saliency.bias_descent import State, descend
 from backend.saliency.question import Question, ask
 from backend.settings import get_settings
-from backend.types import ModelRef, Objective, Prompt, SaliencyRequest, no_tick
+from backend.types import ModelRef, Objective, Passage, Prompt, SaliencyRequest, Turn, no_tick
 from benchmarks.measuring import heading
 
 STEPS = (4, 8, 10, 16, 20, 30, 40, 60, 80)  # where a descent is read out, as far as it goes
@@ -60,6 +60,8 @@ SENTENCES = (
     "The teacher told them how the stars were given their names.",
 )
 NAMES = ("Hagazin", "Dolvek", "Tavmir", "Kalthor", "Jorwyn", "Pelnax")
+SYSTEM = "Read the text and answer with one word from it."
+LEAD = "The secret word is"  # how the answer begins, so that the next token is the secret
 SECRETS = ("silver", "pepper", "violet", "thunder", "cotton", "falcon")
 
 
@@ -68,6 +70,7 @@ class Needle:
     """A prompt with a planted answer: the question about it, and which sources belong to what."""
 
     question: Question
+    counted: tuple[int, ...]  # all but BOS, template, the first token and the lead
     system: tuple[int, ...]
     needle: tuple[int, ...]
     query: tuple[int, ...]
@@ -78,53 +81,63 @@ class Needle:
 
 
 def plant(model: LanguageModel, length: int, depth: int, case: int) -> Needle:
-    """Make a prompt of at most ``length`` tokens and ask why the model says the secret."""
+    """Make a prompt of at most ``length`` tokens and ask why the model says the secret, behind a lead."""
     name, secret = NAMES[case % len(NAMES)], SECRETS[case % len(SECRETS)]
-    system = "Read the text and answer with one word from it."
     needle = f"The secret word of the {name} gate is {secret}."
-    query = f"What is the secret word of the {name} gate? Your answer is:"
+    query = f"What is the secret word of the {name} gate?"
     rng = random.Random(case)  # noqa: S311 - not cryptography
     hay: list[str] = []
+    prompt, passage = _written(model, needle, query, hay, depth)
     while True:
-        longer = [*hay, *rng.sample(SENTENCES, 1)]
-        at = round(depth / 100 * len(longer))
-        text = " ".join([system, *longer[:at], needle, *longer[at:], query])
-        if len(encode_prompt(model, Prompt(text)).tokens) > length:
+        hay.append(rng.choice(SENTENCES))
+        longer = _written(model, needle, query, hay, depth)
+        if len(longer[1].tokens) > length:
             break
-        hay = longer
-    at = round(depth / 100 * len(hay))
-    text = " ".join([system, *hay[:at], needle, *hay[at:], query])
-    passage = encode_prompt(model, Prompt(text))
-    answer = encode_text(model, f" {secret}")[0]
-    spans, begin = [], 0
+        prompt, passage = longer
+    answer = (*encode_text(model, LEAD), encode_text(model, f" {secret}")[0])
+    text, spans, begin = passage.rendered, [], 0
     for token in passage.tokens:
-        spans.append((begin, begin + len(token.text)))
-        begin += len(token.text)
+        taken = len(token.text) if text.startswith(token.text, begin) else 0  # inserted tokens take no characters
+        spans.append((begin, begin + taken))
+        begin += taken
 
     def among(start: int, part: str) -> tuple[int, ...]:
-        found = (i for i, (a, b) in enumerate(spans) if a < start + len(part) and b > start)
-        return tuple(i for i in found if i > 0)  # the first token is the attention sink
+        return tuple(i for i, (a, b) in enumerate(spans) if a < start + len(part) and b > start)
 
     start = text.index(needle)
-    passage = append_answer(model, passage, (answer,))
-    question = ask(model, passage, SaliencyRequest(ModelRef(), Prompt(text), (answer,), (0, 1), ()))
-    sets = (among(0, system), among(start, needle), among(text.index(query), query))
-    return Needle(question, *sets, among(start + needle.index(secret), secret))
+    counted = tuple(i for i, token in enumerate(passage.tokens) if i and token.role not in ("bos", "template"))
+    sets = [among(text.index(SYSTEM), SYSTEM), among(start, needle), among(text.rindex(query), query)]
+    target = (len(answer) - 1, len(answer))
+    passage = append_answer(model, passage, answer)
+    question = ask(model, passage, SaliencyRequest(ModelRef(), prompt, answer, target, ()))
+    wanted = [tuple(i for i in part if i in counted) for part in sets]
+    return Needle(question, counted, *wanted, among(start + needle.index(secret), secret))
+
+
+def _written(model: LanguageModel, needle: str, query: str, hay: list[str], depth: int) -> tuple[Prompt, Passage]:
+    """Put the needle among the hay; as a chat where the model has a template for one."""
+    at = round(depth / 100 * len(hay))
+    body = " ".join([*hay[:at], needle, *hay[at:], query])
+    if model.tokenizer.chat_template:
+        prompt = Prompt(turns=(Turn("system", SYSTEM), Turn("user", body)))
+    else:
+        prompt = Prompt(f"{SYSTEM} {body} Answer:")
+    return prompt, encode_prompt(model, prompt)
 
 
 def measure(row: np.ndarray[Any, np.dtype[np.float64]], needle: Needle) -> dict[str, float]:
-    """Metrics of the specification over all tokens but the first."""
-    row = row.copy()
-    row[0] = 0
-    share = row / max(row.sum(), 1e-300)
-    counted, wanted, k = len(row) - 1, {*needle.system, *needle.needle, *needle.query}, len(needle.needle)
-    order = [i for i in np.argsort(-share, kind="stable") if i > 0]
+    """Metrics of the specification over the counted tokens."""
+    counted, k = needle.counted, len(needle.needle)
+    share = np.zeros(len(row))
+    share[list(counted)] = row[list(counted)] / max(row[list(counted)].sum(), 1e-300)
+    wanted = {*needle.system, *needle.needle, *needle.query}
+    order = [i for i in np.argsort(-share, kind="stable") if i in counted]
     mass, own = float(share[list(wanted)].sum()), float(share[list(needle.needle)].sum())
     return {
         "mass": mass,
-        "lift": mass / (len(wanted) / counted),
+        "lift": mass / (len(wanted) / len(counted)),
         "needle_mass": own,
-        "needle_lift": own / (k / counted),
+        "needle_lift": own / (k / len(counted)),
         "recall_at_k": len({*order[:k]} & {*needle.needle}) / k,
         "secret_rank": 1 + min(order.index(i) for i in needle.secret),
     }

@@ -28,6 +28,7 @@ _NEAR_UNIFORM = 0.1
 _SPREAD = 0.5  # difference of biases below which a literal run has not moved
 _SATURATED = 0.95  # target probability from which the penalty alone decides, in the literal form
 _KEPT = 0.5  # part of its probability that the target should keep
+_UNLIKELY = 0.1  # probability below which a target is not what the model would say
 _OPEN = 0.01  # a gate below this lets nothing through
 _STABLE = 0.7  # rank correlation of two states of one run, or of two runs
 _TOP = 10  # tokens whose place is compared
@@ -87,6 +88,12 @@ def _likelihood(question: Question, params: Params, histories: list[list[State]]
     end = float(path[-1])
     what = "The target's probability" if len(question.targets) == 1 else "The targets' probability (geometric mean)"
     text = f"{what} was {plain:.3g} in the untouched model, {path[0]:.3g} at the start and {end:.3g} at the end"
+    if plain < _UNLIKELY and end > 5 * plain:
+        text += (
+            "; the biases steer the model to a target that it did not prefer: read the shares as what could make it "
+            "likely, not as what the model used."
+        )
+        return Check("likelihood", end, "warn", text)
     high = float((path > _SATURATED).mean())
     if params.form == "literal" and high > 1 / 3:
         text += f"; it lay above {_SATURATED} for {high:.0%} of the steps, where the penalty alone decides."

@@ -3,7 +3,8 @@
 Idea: in every layer, head and query row the attention scores are shifted so that the lowest allowed one is 0, then
 the scores of the unit's tokens are multiplied by a small factor. Tokens whose input embedding is similar are turned
 down too, the more the more similar they are, so that a copy cannot stand in. s_u = S(text) - S(unit turned down).
-Cost: one forward pass per unit, about half of that where the beginning of the text is computed once for all units.
+Cost: one forward pass per unit, about half of that where the beginning of the text is computed once for all units;
+three quarters where similar tokens further left go along.
 Sign: positive supports the target: turning it down lowers the score. Unit: that of S.
 Check: with all factors at 1 the model answers as always; effects below twice the rounding are noise; which tokens
 were turned down along with a unit.
@@ -64,8 +65,8 @@ class Params:
 
 
 def cost(params: Params, work: Workload) -> Passes:
-    """Return the passes that a run takes: half a pass per unit, and some for the checks."""
-    return Passes(forward=work.strands * (0.55 * work.units + 4))
+    """Return the passes that a run takes: half a pass per unit, more with similar tokens, and some for the checks."""
+    return Passes(forward=work.strands * ((0.75 if params.similar else 0.55) * work.units + 4))
 
 
 @register(

@@ -52,8 +52,9 @@ def suppressed(scores: Tensor, allowed: Tensor, factors: Tensor) -> Tensor:
     Returns:
         float32, shape of ``scores``; rows sum to 1.
     """
-    lowest = scores.masked_fill(~allowed, torch.inf).amin(dim=-1, keepdim=True)
-    return ((scores - lowest) * factors).masked_fill(~allowed, -torch.inf).softmax(dim=-1)
+    lowest = torch.where(allowed, scores, torch.inf).amin(dim=-1, keepdim=True)
+    # in place from here on: these matrices are the largest of a pass
+    return (scores - lowest).mul_(factors).masked_fill_(~allowed, -torch.inf).softmax(dim=-1)
 
 
 @contextmanager
@@ -119,13 +120,15 @@ def _attention(
         raise TypeError("this attention needs an explicit mask")
     switch = _SWITCHES[module]
     switch.calls += 1
-    groups = query.shape[1] // key.shape[1]
-    keys, values = (part.repeat_interleave(groups, dim=1) for part in (key, value))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = query.float() @ keys.float().transpose(-1, -2) * scale
+    batch, heads, rows, width = query.shape
+    pairs = key.shape[1]  # heads that share keys and values stand next to each other
+    scale = width**-0.5 if scaling is None else scaling
+    grouped = query.float().mul(scale).reshape(batch, pairs, -1, width)
+    scores = (grouped @ key.float().transpose(-1, -2)).view(batch, heads, rows, -1)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     allowed = attention_mask if attention_mask.dtype == torch.bool else attention_mask > FORBIDDEN / 2
     factors = switch.factors.to(scores.device)[:, None, None]
     weights = suppressed(scores, allowed, factors)
-    return (weights @ values.float()).to(query.dtype).transpose(1, 2).contiguous(), None
+    out = (weights.view(batch, pairs, -1, weights.shape[-1]) @ value.float()).view(batch, heads, rows, -1)
+    return out.to(query.dtype).transpose(1, 2).contiguous(), None

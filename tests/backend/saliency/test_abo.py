@@ -277,6 +277,14 @@ def test_collapse_and_saturation_are_warned_of():
     assert check_of(run(question), "likelihood").verdict == "ok"
 
 
+def test_steering_to_a_target_that_the_model_did_not_prefer_is_warned_of():
+    # by itself the model says 4; biases make it say the token before that
+    question = question_of(copying_llama(), [11, 7, 1, 9, 4, 2, 9], 6)
+    check = check_of(run(question, form="literal", learning_rate=0.3, steps=30), "likelihood")
+    assert check.value > 0.5 > 0.05 > question.plain.probabilities[0]
+    assert check.verdict == "warn" and "did not prefer" in check.text
+
+
 def test_a_run_that_has_not_settled_is_told_from_one_that_has():
     question = ask(tiny_model("llama"))
     assert check_of(run(question, steps=60), "half_way_agreement").value > 0.5
@@ -414,12 +422,14 @@ def test_the_needle_is_found(smollm):
     before = "The river was wide and the boats were slow. In spring the farmers brought wool to the market."
     needle = " The secret word of the tower gate is silver."
     after = " Children played near the old mill until dark. The baker sold bread at dawn."
-    text = before + needle + after + " What is the secret word of the tower gate? Your answer is:"
+    text = before + needle + after + " Question: What is the secret word? The secret word of the tower gate is"
     passage = encode_prompt(smollm, Prompt(text))
     answer = smollm.tokenizer.encode(" silver", add_special_tokens=False)
     passage = append_answer(smollm, passage, answer)
     request = SaliencyRequest(ModelRef(), Prompt(text), tuple(answer), (0, 1), ())
-    scores = run(ask_about(smollm, passage, request))
+    question = ask_about(smollm, passage, request)
+    assert question.plain.probabilities[0] > 0.3
+    scores = run(question)
     row = scores.values[0]
     ends = np.cumsum([len(token.text) for token in passage.prompt_tokens])
     of_needle = (ends > len(before)) & (ends <= len(before + needle))
