@@ -305,5 +305,5 @@ def test_the_shipped_weights_belong_to_the_embedded_model(smollm):
     assert np.abs(shipped.theta).sum() == pytest.approx(1, abs=1e-3)
     assert path.stat().st_size < 20_000
     record = json.loads(path.read_text())["record"]
-    assert record["correlation"] > record["equal_weights"] > record["random_weights"]
-    assert record["held_out"] >= 20 and record["data"]
+    assert record["correlation"] > record["equal_weights"] + 0.05 > record["random_weights"]
+    assert record["held_out"] >= 10 and record["data"]
