@@ -98,8 +98,8 @@ def _map(rows: Sequence[Mapping[str, Any]], lengths: list[int]) -> None:
             showscale=False,
         )
     )
-    figure.update_yaxes(title="depth of the needle", autorange="reversed", showgrid=False)
-    figure.update_xaxes(showgrid=False)
+    figure.update_yaxes(title="depth of the needle", autorange="reversed", showgrid=False, automargin=True)
+    figure.update_xaxes(showgrid=False, automargin=True)
     figure.update_layout(height=120 + 44 * len(depths), **chart_layout())
     st.plotly_chart(figure, key="b_map", theme=None, config={"displayModeBar": False})
 

@@ -39,19 +39,20 @@ def explain_form(
         span: Chosen half-open span of answer tokens.
         target: First chosen token, if its statistics are known; its runner-up is offered as a foil.
     """
-    known = {method.name: method for method in list_methods()}
+    known = {method.name: method for method in sorted(list_methods(), key=_place)}
     st.session_state.setdefault("s_methods", [name for name, method in known.items() if method.default])
     st.session_state.setdefault("s_level", "token")
     st.session_state.setdefault("s_method_seed", 0)
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        names = st.pills(
-            "Methods, side by side",
-            list(known),
-            selection_mode="multi",
-            format_func=lambda name: known[name].label,
-            key="s_methods",
-            persist_state="session",
-        )
+    names = st.pills(
+        "Methods, side by side",
+        list(known),
+        selection_mode="multi",
+        format_func=lambda name: known[name].label,
+        key="s_methods",
+        persist_state="session",
+        help="\n".join(f"* **{method.label}**: {method.summary}" for method in known.values()),
+    )
+    with st.container(horizontal=True, vertical_alignment="bottom"):
         level = st.segmented_control(
             "Look at",
             LEVELS,
@@ -61,7 +62,6 @@ def explain_form(
             persist_state="session",
             help="Ablation methods remove whole units and are run again; the scores of others are put together.",
         )
-    with st.container(horizontal=True, vertical_alignment="bottom"):
         foil = st.text_input(
             "Rather than (foil)",
             key="s_foil",
@@ -123,6 +123,12 @@ def fill_explain_form(explanation: Explanation) -> None:
     for result in reversed(explanation.results):  # of two results of one method the first counts
         if result.method in known:
             fill_controls(get_method(result.method), "s", result.params)
+
+
+def _place(method: Method) -> tuple[int, int]:
+    """Order of menus: what runs at once first, the baseline last; within a family as registered."""
+    order = ("gradient", "attention", "prediction", "ablation", "baseline")
+    return (order.index(method.family) if method.family in order else len(order), not method.default)
 
 
 def _settings(methods: list[Method]) -> tuple[MethodSpec, ...]:

@@ -78,8 +78,8 @@ def faithfulness_view(explanation: Explanation, ref: ModelRef, key: str) -> None
             figure.add_scatter(
                 x=share, y=ratios, mode="lines+markers", line_color=color, name=find_label(method.method)
             )
-        figure.update_xaxes(title="k, in percent of the units", fixedrange=True)
-        figure.update_yaxes(title="p(target), relative", rangemode="tozero", fixedrange=True)
+        figure.update_xaxes(title="k, in percent of the units", fixedrange=True, automargin=True)
+        figure.update_yaxes(title="p(target), relative", rangemode="tozero", fixedrange=True, automargin=True)
         figure.update_layout(height=300, hovermode="x", **chart_layout())
         st.markdown(f"**{title}** ({better})")
         st.plotly_chart(figure, key=f"s_{kind}", theme=None, config={"displayModeBar": False})

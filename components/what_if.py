@@ -119,7 +119,7 @@ def _distribution(found: Intervention) -> None:
             y=places, x=values, name=label, orientation="h", marker_color=color, hovertemplate="%{x:.1%}<extra></extra>"
         )
     figure.update_yaxes(tickmode="array", tickvals=places, ticktext=names, autorange="reversed", automargin=True)
-    figure.update_xaxes(tickformat=".0%", range=[0, 1], fixedrange=True)
+    figure.update_xaxes(tickformat=".0%", range=[0, 1], fixedrange=True, automargin=True)
     figure.update_layout(
         height=80 + 34 * len(names),
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
