@@ -13,12 +13,12 @@ from backend.types import MethodSpec, SaliencyRequest, no_tick
 pytestmark = pytest.mark.smollm
 
 
-@pytest.mark.parametrize(("chat", "words", "least"), [(False, 1, 12), (False, 2, 8), (True, 1, 5)])
-def test_it_answers_most_needles_at_128_tokens(smollm, chat, words, least):
+@pytest.mark.parametrize(("chat", "words", "least"), [(False, 1, 7), (False, 2, 5), (True, 1, 2)])
+def test_it_answers_needles_at_128_tokens(smollm, chat, words, least):
     passed = [
         ask_secret(smollm, plant(smollm, NeedleSpec(128, depth, case, chat, words))).passed
         for depth in (10, 50, 90)
-        for case in range(5)
+        for case in range(3)
     ]
     assert sum(passed) >= least  # in a chat it likes to open the answer with a quotation mark
 
