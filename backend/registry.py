@@ -63,7 +63,7 @@ class Method:
     needs_gradient: bool
 
 
-METHODS_VERSION = 1
+METHODS_VERSION = 2
 """Part of every key of stored scores and explanations. Raise it whenever a method's numbers change."""
 
 _METHODS: dict[str, Method] = {}
