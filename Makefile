@@ -33,7 +33,8 @@ test: setup-dev  ## set up, then run every test, those in a real browser include
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 -m "not browser and not smollm"
+	$(BIN)/pytest -m "browser or smollm"
 
 lint: setup-dev  ## style, formatting and types only
 	$(BIN)/ruff check .

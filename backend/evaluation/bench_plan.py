@@ -36,7 +36,7 @@ class Setting:
 SETTINGS: Mapping[str, Setting] = {
     "integrated_gradients": Setting(quick={"steps": 16}, full={"steps": 32}),
     "smooth_grad": Setting(quick={"samples": 8}),
-    "heta": Setting(quick={"candidates": 16, "probes": 2}),
+    "heta": Setting(quick={"curvature": "joint", "candidates": 16, "probes": 2}, full={"curvature": "joint"}),
     "ensemble_shap": Setting(quick={"masks": 100}),
     "token_shap": Setting(quick={"masks": 32}),
 }
