@@ -38,7 +38,11 @@ def main() -> None:
     everything = parser.parse_args().all
     folder = ROOT / ("build/screenshots" if everything else "assets/screenshots")
     folder.mkdir(parents=True, exist_ok=True)
-    addresses = {"home": "/", "saliency": f"/saliency?example={list_examples()[0].name}"}
+    addresses = {
+        "home": "/",
+        "saliency": f"/saliency?example={list_examples()[0].name}",
+        "benchmarks": "/benchmarks",
+    }
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         environment = {"ATTRISCOPE_CACHE_DIR": name}
         with running_app(Path(name) / "app.log", environment) as server:
