@@ -126,7 +126,9 @@ class Engine:
             return result
         # Files that changed under the run: whose result it is, nobody can say, so it is shown but not kept. Before a
         # first download there is nothing, or only the revision that was asked for.
-        if files in ("", request.model.revision, fingerprint(request.model, self.settings)):
+        # Nor is a refusal: memory may be free next time, or weights fitted; scores of the others are kept one by one.
+        refused = isinstance(result, Explanation) and any(method.refusal for method in result.results)
+        if not refused and files in ("", request.model.revision, fingerprint(request.model, self.settings)):
             self._kept.put(self._key(request), result)
         return result
 

@@ -29,7 +29,7 @@ from backend.models.placement import is_out_of_memory
 from backend.saliency.embeddings import replaced_embedding
 from backend.saliency.grouping import group
 from backend.saliency.masks import additive, visible_keys
-from backend.saliency.passes import Mask, logits_at
+from backend.saliency.passes import UNFIT, Mask, logits_at
 from backend.saliency.prefix import KeysValues, prefix_cache, read_prefix
 from backend.saliency.question import Question, Strand
 from backend.saliency.variants import GONE, PLAIN, BoolArray, IntArray, Operator, Variant, make_variant
@@ -45,9 +45,6 @@ _LOGITS_AT_ONCE = 2**28  # logits in one pass: a gigabyte in float32
 _KEYS_PER_POSITION = (
     32  # keys in one pass for each position that pays, so that short endings do not copy long beginnings
 )
-
-_UNFIT = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError)
-"""What models raise when they do not take a mask or a cache of this form."""
 
 
 class Ablator:
@@ -208,7 +205,7 @@ class _Runner:
             self.before_pass()
             self.forward += 1
             return read_prefix(self.model, self.strand.ids)
-        except _UNFIT as error:
+        except UNFIT as error:
             if is_out_of_memory(error):
                 raise
             return None
@@ -227,7 +224,7 @@ class _Runner:
             try:
                 with torch.no_grad():
                     logits = self._pass(ids, start, None, [p - start for p in places])
-            except _UNFIT as error:
+            except UNFIT as error:
                 if is_out_of_memory(error):
                     raise
                 return None

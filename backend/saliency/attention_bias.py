@@ -18,15 +18,12 @@ from backend.errors import NotApplicable
 from backend.models.placement import is_out_of_memory
 from backend.saliency.checkpointing import checkpointed, is_short_of_memory
 from backend.saliency.gradients import activation_bytes
-from backend.saliency.masks import FORBIDDEN, biased, visible_keys
-from backend.saliency.passes import Mask, logits_at
+from backend.saliency.masks import FORBIDDEN, additive, visible_keys
+from backend.saliency.passes import UNFIT, Mask, logits_at
 from backend.saliency.question import Plain, Question, Strand
 from backend.types import Check, Objective, Passes
 
 _PROBE = 8  # tokens of the text on which a model's other ways to read are looked for
-
-_UNFIT = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError)
-"""What models raise when they do not take a mask of this form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,7 @@ class BiasedPasses:
         """Return a strand's part of S and, for the first one, the mean of log p over the targets."""
         strand = self._question.strands[index]
         own = torch.cat([bias[: strand.shared], bias.new_zeros(len(strand.ids) - strand.shared)])
-        logits = self._pass(strand, biased(self._visible[index], own, self._model.module.dtype))
+        logits = self._pass(strand, additive(self._visible[index], 0, len(own), None, self._model.module.dtype, own))
         count = len(self._question.targets)
         chance = self._chances.terms(strand, logits.detach())[0, :count].mean() if index == 0 else 0.0
         return self._question.rows(strand, self._question.terms(strand, logits)).sum(), float(chance)
@@ -162,8 +159,10 @@ class BiasedPasses:
             zero = torch.zeros(len(strand.ids), device=self._model.device)
             try:
                 with torch.no_grad():
-                    logits = self._pass(strand, biased(self._visible[index], zero, self._model.module.dtype))[0]
-            except _UNFIT as error:
+                    logits = self._pass(
+                        strand, additive(self._visible[index], 0, len(zero), None, self._model.module.dtype, zero)
+                    )[0]
+            except UNFIT as error:
                 if is_out_of_memory(error):
                     raise
                 raise NotApplicable(*_REFUSED) from error
@@ -192,7 +191,7 @@ class BiasedPasses:
         ids[1, at] = (ids[1, at] + 1) % self._model.vocabulary_rows
         self._before_pass()
         with torch.no_grad():
-            mask = biased(visible, closed, self._model.module.dtype)
+            mask = additive(visible, 0, len(closed), None, self._model.module.dtype, closed)
             logits = logits_at(self._model, ids, [stop - 1], mask=mask)
         if float((logits[0] - logits[1]).abs().max()) > tolerance:
             raise NotApplicable(

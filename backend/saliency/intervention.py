@@ -114,9 +114,7 @@ class _Text:
         """Mask of queries ``start`` to ``stop`` over keys 0 to ``stop``; None where nothing is changed."""
         if self.visible is None:
             return None
-        made = additive(self.visible, start, stop, self.hidden[None], dtype)
-        push = self.bias[:stop].to(dtype)
-        return made + push if isinstance(made, Tensor) else {name: one + push for name, one in made.items()}
+        return additive(self.visible, start, stop, self.hidden[None], dtype, self.bias)
 
 
 def _check(passage: Passage, request: InterventionRequest) -> None:

@@ -50,7 +50,9 @@ def visible_keys(model: LanguageModel, length: int) -> Mask | None:
     return _each(found, _as_bool) if all(isinstance(part, Tensor) for part in parts) else None
 
 
-def additive(visible: Mask, start: int, stop: int, hidden: Tensor | None, dtype: torch.dtype) -> Mask:
+def additive(
+    visible: Mask, start: int, stop: int, hidden: Tensor | None, dtype: torch.dtype, bias: Tensor | None = None
+) -> Mask:
     """Build the mask of queries ``start`` to ``stop`` over keys 0 to ``stop``.
 
     Args:
@@ -58,7 +60,9 @@ def additive(visible: Mask, start: int, stop: int, hidden: Tensor | None, dtype:
         start: First query.
         stop: End of queries and keys.
         hidden: bool ``(batch, length)``; keys that no later query may see. A token always sees itself.
-        dtype: The model's dtype.
+        dtype: The model's dtype; biases are rounded to it.
+        bias: float32 ``(at least stop,)``; one number per key, added to all attention that the key receives, in every
+            layer, head and query row. Gradients flow back to it. None for zeros.
 
     Returns:
         Additive mask ``(batch or 1, 1, stop - start, stop)``, or one per layer type.
@@ -69,26 +73,8 @@ def additive(visible: Mask, start: int, stop: int, hidden: Tensor | None, dtype:
         if hidden is not None:
             own = torch.eye(stop, dtype=torch.bool, device=rows.device)[start:stop]
             rows = rows & (~hidden[:, None, :stop] | own)
-        zero = torch.zeros((), dtype=dtype, device=rows.device)
-        return torch.where(rows, zero, FORBIDDEN)[:, None]
-
-    return _each(visible, build)
-
-
-def biased(visible: Mask, bias: Tensor, dtype: torch.dtype) -> Mask:
-    """Build the mask that adds a number to all attention that a token receives, in every layer, head and query row.
-
-    Args:
-        visible: As from ``visible_keys``.
-        bias: float32 ``(length,)``; one number per key. Gradients flow back to it.
-        dtype: The model's dtype; the numbers are rounded to it.
-
-    Returns:
-        Additive mask ``(1, 1, length, length)``, or one per layer type.
-    """
-
-    def build(allowed: Tensor) -> Tensor:
-        return torch.where(allowed, bias.to(allowed.device, dtype), FORBIDDEN)[None, None]
+        level = torch.zeros((), device=rows.device) if bias is None else bias[:stop].to(rows.device)
+        return torch.where(rows, level.to(dtype), FORBIDDEN)[:, None]
 
     return _each(visible, build)
 

@@ -20,6 +20,10 @@ from backend.models.language import LanguageModel
 
 Mask = Tensor | Mapping[str, Tensor]
 
+UNFIT = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError)
+"""What models raise when they do not take a mask, a cache or an attention function of ours. Whoever catches these lets
+memory that ran out pass on, and refuses or takes another way."""
+
 _HEAD_ROWS = 16384  # vocabulary rows that are held in float32 at once
 
 

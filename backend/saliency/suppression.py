@@ -20,7 +20,7 @@ from backend.models.placement import free_bytes, is_out_of_memory
 from backend.saliency.grouping import group
 from backend.saliency.masks import additive, visible_keys
 from backend.saliency.own_attention import suppressing
-from backend.saliency.passes import logits_at
+from backend.saliency.passes import UNFIT, logits_at
 from backend.saliency.prefix import KeysValues, prefix_cache, read_prefix
 from backend.saliency.question import Question, Strand
 from backend.types import Check
@@ -33,9 +33,6 @@ _LOGITS_AT_ONCE = 2**28  # logits in one pass: a gigabyte in float32
 _SCORES_AT_ONCE = 2**26  # attention scores of one layer in one pass: a quarter of a gigabyte, times a few copies
 _COPIES = 5  # matrices of the size of the scores that are alive at once
 _MEMORY_SHARE = 0.25  # part of the free memory that they may fill
-
-_UNFIT = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError)
-"""What models raise when they do not take a mask, a cache or an attention function of this form."""
 
 
 class Suppressor:
@@ -146,7 +143,7 @@ class _Runner:
             self.before_pass()
             self.forward += 1
             return read_prefix(self.model, self.strand.ids)
-        except _UNFIT as error:
+        except UNFIT as error:
             if is_out_of_memory(error):
                 raise
             return None
@@ -166,7 +163,7 @@ class _Runner:
             try:
                 with torch.no_grad():
                     logits = self._pass(np.ones((batch, self.length), np.float32), start, places)
-            except _UNFIT as error:
+            except UNFIT as error:
                 if is_out_of_memory(error):
                     raise
                 return np.inf, noise

@@ -305,3 +305,13 @@ def test_an_intervention_changes_what_comes_next(engine, folder):
     assert found.distance > 0
     assert 1 <= len(found.answer) <= 3
     assert engine.peek(request) is None
+
+
+def test_a_refusal_is_not_remembered(engine, folder):
+    answer = engine.run(asked(folder))
+    request = question(answer, folder, "gradient_norm", "at2")  # nobody has fitted AT2's weights to this model
+    first = engine.run(request)
+    assert first.results[1].refusal and first.results[0].scores is not None
+    assert engine.peek(request) is None
+    assert engine.run(request).results[0].from_cache
+    assert engine.load(engine.save(first)) is first  # a link shows what was shown

@@ -11,7 +11,7 @@ from backend.saliency import abo, attention_bias, checkpointing
 from backend.saliency.abo import Params, cost, read_out
 from backend.saliency.attention_bias import BiasedPasses
 from backend.saliency.bias_descent import Plan, bias_of, descend
-from backend.saliency.masks import biased, visible_keys
+from backend.saliency.masks import additive, visible_keys
 from backend.saliency.question import ask as ask_about
 from backend.types import ModelRef, Prompt, SaliencyRequest, no_tick
 from tests.support.naive import naive_logits
@@ -50,7 +50,7 @@ def some_bias(count=LONG + 2, seed=3):
 def test_no_bias_gives_the_plain_logits(family):
     model = tiny_model(family)
     ids = torch.tensor([IDS])
-    mask = biased(visible_keys(model, len(IDS)), torch.zeros(len(IDS)), torch.float32)
+    mask = additive(visible_keys(model, len(IDS)), 0, len(IDS), None, torch.float32, torch.zeros(len(IDS)))
     with torch.no_grad():
         plain = model.module(input_ids=ids, use_cache=False).logits
         found = model.module(input_ids=ids, attention_mask=mask, use_cache=False).logits
